@@ -20,7 +20,8 @@ fuzz_target!(|input: ([u8; 24], u64, u16, u8, bool, [Option<u32>; 2])| {
 
     let info = ExportInfo { block_min: 1 << (block % 17), ..ExportInfo::new(size, TransmissionFlags(flags)) };
     let (export, context) = (String::new(), dirty);
-    let session = Negotiated { export, info, structured_replies, base_allocation, dirty, context, auth: None };
+    let auth = None;
+    let session = Negotiated { export, info, structured_replies, base_allocation, dirty, context, auth };
     let ranged = !matches!(header.command, Command::Flush | Command::Disc);
     let end = header.offset.checked_add(u64::from(header.length));
     let inside = end.is_some_and(|end| end <= size);

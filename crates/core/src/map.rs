@@ -6,9 +6,11 @@
 //! groups cover the size. Tests: below, and the properties in `tests/layout.rs`.
 
 mod backing;
+mod secret;
 
 pub(crate) use backing::one_layer;
 pub use backing::{Backing, Filler, layers_max};
+pub use secret::{BadSecret, DonorSecret};
 
 use crate::layout::Chunks;
 use crate::limits::{
@@ -110,44 +112,6 @@ identity!(
     /// One token, by the beginning of its hash: it says nothing of the secret.
     TokenId
 );
-
-/// What a donor proves with who it is: chosen at its start like its identity, which everybody is shown; known
-/// to it and to its coordinators, and printed nowhere.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct DonorSecret(pub u64);
-
-impl fmt::Debug for DonorSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("DonorSecret(..)")
-    }
-}
-
-impl From<DonorSecret> for String {
-    fn from(secret: DonorSecret) -> String {
-        format!("{:016x}", secret.0)
-    }
-}
-
-impl TryFrom<String> for DonorSecret {
-    type Error = BadSecret;
-    fn try_from(text: String) -> Result<Self, BadSecret> {
-        let digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        u64::from_str_radix(&text, 16).ok().filter(|_| digits).map(DonorSecret).ok_or(BadSecret)
-    }
-}
-
-/// A text that is no donor's secret. What is wrong with it is not shown: it may be nearly right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BadSecret;
-
-impl fmt::Display for BadSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a donor's secret is 16 hexadecimal digits")
-    }
-}
-
-impl std::error::Error for BadSecret {}
 
 /// k data and m parity fragments: `linear` = 1+0, `stripe:k` = k+0, `mirror:r` = 1+(r-1), `parity:k+m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -446,7 +410,8 @@ impl VolumeMap {
         if self.encrypted { self.size.next_multiple_of(crate::limits::BLOCK_BYTES) } else { self.size }
     }
 
-    /// Bytes that have a place on donors: the volume's own, of an encrypted one in whole blocks, and its proofs.
+    /// Bytes that have a place on donors: the volume's own, of an encrypted one in whole blocks, and its
+    /// proofs.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.proofs.map_or(self.bytes_own(), |_| Tree::new(self.size).end())
@@ -630,19 +595,6 @@ mod tests {
             "raid0",
         ] {
             assert!(bad.parse::<Redundancy>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn secrets_read_what_they_write_and_are_not_shown() {
-        let secret = DonorSecret(0xabc);
-        assert_eq!(DonorSecret::try_from(String::from(secret)), Ok(secret));
-        assert!(!format!("{secret:?}").contains("abc"));
-        for bad in ["", "+000000000000abc", "0000000000000abcd"] {
-            assert!(
-                DonorSecret::try_from(bad.to_owned()).is_err_and(|why| !why.to_string().contains("abc")),
-                "{bad}"
-            );
         }
     }
 

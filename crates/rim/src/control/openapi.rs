@@ -240,6 +240,7 @@ fn amend() -> Amend {
 
 fn join() -> Join {
     let (name, host, address) = ("d".to_owned(), "h".to_owned(), "127.0.0.1:1".to_owned());
+    let (incarnation, last, tried) = (Incarnation(2), Some(Incarnation(1)), vec![Incarnation(3)]);
     Join {
         version: 1,
         donor: DONOR,
@@ -254,11 +255,7 @@ fn join() -> Join {
         extents: 1,
         foreign_export: Some(String::new()),
         medium: Medium::Disk,
-        lineage: Some(Box::new(Lineage {
-            incarnation: Incarnation(2),
-            last: Some(Incarnation(1)),
-            tried: vec![Incarnation(3)],
-        })),
+        lineage: Some(Box::new(Lineage { incarnation, last, tried })),
     }
 }
 
@@ -267,11 +264,10 @@ fn to_load() -> ToLoad {
 }
 
 fn create() -> Create {
-    let redundancy = Some(Redundancy::LINEAR);
     Create {
         name: "v".into(),
         size: Size::Bytes(1),
-        redundancy,
+        redundancy: Some(Redundancy::LINEAR),
         unit: Some(4096),
         follow: false,
         load: Some(Box::new(to_load())),
@@ -596,8 +592,7 @@ fn every_field_is_described_and_nothing_else() {
         }
     }
     assert_eq!(schemas.keys().map(String::as_str).collect::<BTreeSet<_>>(), seen);
-    let references = OPENAPI.matches("#/components/schemas/").count();
-    assert!(references > schemas.len(), "shapes are used");
+    assert!(OPENAPI.matches("#/components/schemas/").count() > schemas.len(), "shapes are used");
     for reference in OPENAPI.split("#/components/schemas/").skip(1) {
         let name = reference.split('"').next().unwrap_or_default();
         assert!(schemas.contains_key(name), "{name} is described");
