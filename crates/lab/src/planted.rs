@@ -18,6 +18,10 @@ pub const VARIABLE: &str = "CHEETAH_PLANTED";
 const CRATES: [&str; 11] =
     ["cheetah", "client", "core", "filesystem", "front", "link", "model", "nbd", "rim", "source", "terms"];
 
+/// Where they lie in the copy, in place of `crates/`. Cargo knows a crate by its path within its workspace:
+/// under the same one it would take what was built of the copy for what is built of the sources.
+const FOLDER: &str = "faulty/";
+
 /// A fault.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
@@ -90,9 +94,10 @@ pub fn program() -> PathBuf {
 
 /// Copies the sources, with the faults in them.
 fn plant(root: &Path, copy: &Path) {
-    for name in ["Cargo.toml", "Cargo.lock", "docs/CODES.md"] {
+    for name in ["Cargo.lock", "docs/CODES.md"] {
         put(&copy.join(name), &read(&root.join(name)));
     }
+    put(&copy.join("Cargo.toml"), &read(&root.join("Cargo.toml")).replace("crates/", FOLDER));
     for name in CRATES {
         let place = format!("crates/{name}");
         let mut manifest = read(&root.join(&place).join("Cargo.toml"));
@@ -100,7 +105,8 @@ fn plant(root: &Path, copy: &Path) {
             // Beside the program, and not in its place.
             manifest += "\n[[bin]]\nname = \"cheetah-planted\"\npath = \"src/main.rs\"\n";
         }
-        put(&copy.join(&place).join("Cargo.toml"), &manifest);
+        let here = |path: &str| copy.join(path.replacen("crates/", FOLDER, 1));
+        put(&here(&format!("{place}/Cargo.toml")), &manifest);
         let mut folders = vec![PathBuf::from(place).join("src")];
         while let Some(folder) = folders.pop() {
             for entry in fs::read_dir(root.join(&folder)).expect("a folder of sources") {
@@ -108,7 +114,10 @@ fn plant(root: &Path, copy: &Path) {
                 let path = folder.join(entry.file_name());
                 match entry.file_type().expect("its type").is_dir() {
                     true => folders.push(path),
-                    false => put(&copy.join(&path), &with_faults(&path, read(&root.join(&path)))),
+                    false => {
+                        let text = with_faults(&path, read(&root.join(&path)));
+                        put(&here(path.to_str().expect("a name of ours")), &text);
+                    }
                 }
             }
         }
