@@ -55,7 +55,7 @@ mod counts {
     pub const STREAM_64K: u64 = 10_147;
     /// NBD: a READ as a donor takes and answers it, and the head of that answer as the client takes it.
     pub const REQUEST: u64 = 151;
-    pub const REPLY: u64 = 160;
+    pub const REPLY: u64 = 178;
     /// Rim: what is done to bytes.
     pub const CRC32C_4K: u64 = 2040;
     pub const ENCODE_64K: u64 = 143_344;
