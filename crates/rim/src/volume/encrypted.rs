@@ -8,8 +8,9 @@
 //! and then looked at as it comes from each donor, so that one that lies is named and gone round.
 //! Front ends hold it as they hold a volume. Tests: `lab/tests/encrypted.rs`.
 
-use super::handle::{Completion, Inbox, Op, Shared, Sink, Submission, VolumeError, VolumeHandle};
+use super::handle::{Completion, Op, Shared, Submission, VolumeError, VolumeHandle};
 use super::orders::Order;
+use super::view::{self, Locks, PIECE_BYTES, UnderWay, end, index};
 use crate::auth::Auth;
 use crate::buffer::Buffer;
 use crate::cipher::VolumeKey;
@@ -17,19 +18,14 @@ use cheetah_core::layout::{Chunks, Geometry};
 use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_core::map::{VolumeId, VolumeMap};
 use cheetah_core::volume::Fragment;
-use std::cell::{Cell, RefCell};
-use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::{Notify, oneshot};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 /// So often a block that does not open is asked for again: what was read ahead is one answer, and what a
 /// donor sends another.
 const READS_MAX: u32 = 3;
-/// What begins or ends inside of a block is read and written in pieces of this.
-const PIECE_BYTES: u64 = 1 << 20;
 
 /// How what comes from a donor is checked where it comes.
 #[derive(Debug)]
@@ -73,14 +69,9 @@ impl VolumeHandle {
     ) -> std::io::Result<VolumeHandle> {
         let (name, pool) = (under.name().to_owned(), under.pool().clone());
         let shared = Arc::new(Shared::new(name, under.read_only(), under.size(), pool));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (for_thread, under) = (shared.clone(), under.clone());
-        std::thread::Builder::new().name("cipher".into()).spawn(move || {
-            crate::memory::declare_io_flusher();
-            let view = Rc::new(View::new(under, volume, key));
-            tokio::task::LocalSet::new().block_on(&runtime, serve(for_thread, view));
-        })?;
-        Ok(VolumeHandle(shared))
+        let (locks, under_way, under) = (Locks::default(), UnderWay::default(), under.clone());
+        let view = View { under, volume, key, locks, under_way };
+        view::start("cipher", shared, move |shared| serve(shared, Rc::new(view)))
     }
 }
 
@@ -89,15 +80,7 @@ async fn serve(shared: Arc<Shared>, view: Rc<View>) {
     let handle = VolumeHandle(shared.clone());
     let grows = tokio::task::spawn_local(grow(shared.clone(), view.under.clone()));
     loop {
-        shared.arrived.notified().await;
-        let (submissions, tasks, orders) = {
-            let mut inbox = handle.inbox();
-            let Inbox { submissions, tasks, orders, .. } = &mut *inbox;
-            (std::mem::take(submissions), std::mem::take(tasks), std::mem::take(orders))
-        };
-        for task in tasks {
-            tokio::task::spawn_local(task());
-        }
+        let (submissions, orders) = view::arrived(&handle).await;
         for order in &orders {
             if matches!(order, Order::Forget) {
                 view.under.forget();
@@ -118,7 +101,7 @@ async fn serve(shared: Arc<Shared>, view: Rc<View>) {
                 Order::Scrub(scope) => view.under.scrub(scope),
                 Order::Close(closing) => {
                     handle.close_inbox().into_iter().for_each(|submission| view.submit(submission));
-                    view.idle().await;
+                    view.under_way.idle().await;
                     grows.abort();
                     let _ = closing.send(());
                     return;
@@ -148,46 +131,11 @@ struct View {
     under: VolumeHandle,
     volume: VolumeId,
     key: Arc<VolumeKey>,
-    /// Blocks that somebody writes.
-    locked: RefCell<Vec<Range<u64>>>,
-    unlocked: Notify,
-    /// Requests that tasks have.
-    open: Cell<usize>,
-    ended: Notify,
-}
-
-/// Blocks that nobody else writes until it is dropped.
-struct Locked<'a>(&'a View, Range<u64>);
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        let mut locked = self.0.locked.borrow_mut();
-        if let Some(at) = locked.iter().position(|range| *range == self.1) {
-            locked.swap_remove(at);
-        }
-        self.0.unlocked.notify_waiters();
-    }
+    locks: Locks,
+    under_way: UnderWay,
 }
 
 impl View {
-    fn new(under: VolumeHandle, volume: VolumeId, key: Arc<VolumeKey>) -> View {
-        View {
-            under,
-            volume,
-            key,
-            locked: RefCell::default(),
-            unlocked: Notify::new(),
-            open: Cell::new(0),
-            ended: Notify::new(),
-        }
-    }
-
-    async fn idle(&self) {
-        while self.open.get() > 0 {
-            self.ended.notified().await;
-        }
-    }
-
     fn submit(self: &Rc<Self>, submission: Submission) {
         let Submission { op, offset, len, .. } = submission;
         let fits = offset.checked_add(len.into()).is_some_and(|end| end <= self.under.size());
@@ -204,22 +152,14 @@ impl View {
     /// A hint, which is passed on for whole blocks.
     fn trim(&self, submission: Submission) {
         let Submission { op, offset, len, buffer, token, sink } = submission;
-        let blocks = self.whole(offset, offset + u64::from(len));
+        let blocks = view::whole(offset, offset + u64::from(len), self.under.size());
         let (offset, bytes) = (blocks.start * BLOCK_BYTES, (blocks.end - blocks.start) * BLOCK_BYTES);
         let len = u32::try_from(bytes).unwrap_or(0);
         self.under.submit(Submission { op, offset, len, buffer, token, sink });
     }
 
-    /// The blocks that lie in the range as a whole; what is behind the volume's end belongs to its last one.
-    fn whole(&self, offset: u64, end: u64) -> Range<u64> {
-        let first = offset.div_ceil(BLOCK_BYTES);
-        let is_last = end == self.under.size();
-        let last = if is_last { end.div_ceil(BLOCK_BYTES) } else { end / BLOCK_BYTES };
-        first..last.max(first)
-    }
-
     fn spawn(self: &Rc<Self>, mut submission: Submission) {
-        self.open.set(self.open.get() + 1);
+        self.under_way.begin();
         let view = self.clone();
         tokio::task::spawn_local(async move {
             let result = match submission.op {
@@ -227,8 +167,7 @@ impl View {
                 _ => view.write(&mut submission).await,
             };
             end(submission, result);
-            view.open.set(view.open.get() - 1);
-            view.ended.notify_waiters();
+            view.under_way.end();
         });
     }
 
@@ -261,7 +200,7 @@ impl View {
     async fn read_piece(&self, offset: u64, into: &mut [u8]) -> Result<(), VolumeError> {
         let end = offset + into.len() as u64;
         let blocks = offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
-        let room = self.room((blocks.end - blocks.start) * BLOCK_BYTES)?;
+        let room = view::room(&self.under, (blocks.end - blocks.start) * BLOCK_BYTES)?;
         let (room, result) = self.read_blocks(blocks.start, room).await;
         result?;
         let room = room.ok_or(VolumeError::DonorLost)?;
@@ -278,8 +217,7 @@ impl View {
                 self.under.forget();
                 room.check();
             }
-            let came = submit(&self.under, Op::Read, first * BLOCK_BYTES, room).await;
-            let (buffer, result) = came;
+            let (buffer, result) = self.ask(Op::Read, first, room).await;
             let Some(buffer) = buffer else { return (None, result.and(Err(VolumeError::DonorLost))) };
             room = buffer;
             if result.is_err() {
@@ -318,7 +256,7 @@ impl View {
         let Submission { op, offset, len, buffer, .. } = submission;
         let (offset, end) = (*offset, *offset + u64::from(*len));
         let blocks = offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
-        let _locked = self.lock(blocks.clone()).await;
+        let _locked = self.locks.lock(blocks.clone()).await;
         match op {
             Op::Zero { .. } => self.zero(*op, offset, end).await,
             _ if (offset | end).is_multiple_of(BLOCK_BYTES) => {
@@ -334,15 +272,6 @@ impl View {
         }
     }
 
-    async fn lock(&self, blocks: Range<u64>) -> Locked<'_> {
-        let is_free = |other: &Range<u64>| other.end <= blocks.start || blocks.end <= other.start;
-        while !self.locked.borrow().iter().all(is_free) {
-            self.unlocked.notified().await;
-        }
-        self.locked.borrow_mut().push(blocks.clone());
-        Locked(self, blocks)
-    }
-
     /// Whole blocks, from this one on, which are encrypted where they are.
     async fn write_blocks(&self, first: u64, mut room: Buffer) -> (Option<Buffer>, Result<(), VolumeError>) {
         let mut auths = Vec::with_capacity(room.len() / BLOCK);
@@ -350,7 +279,7 @@ impl View {
             return (Some(room), Err(VolumeError::NoMemory));
         }
         room.set_auths(auths);
-        submit(&self.under, Op::Write, first * BLOCK_BYTES, room).await
+        self.ask(Op::Write, first, room).await
     }
 
     /// What begins or ends inside of a block: that is completed with what is there.
@@ -369,7 +298,7 @@ impl View {
         let end = offset + payload.len() as u64;
         let blocks = offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
         let begin = blocks.start * BLOCK_BYTES;
-        let mut whole = self.room((blocks.end - blocks.start) * BLOCK_BYTES)?;
+        let mut whole = view::room(&self.under, (blocks.end - blocks.start) * BLOCK_BYTES)?;
         let last = blocks.end - 1;
         if offset > begin {
             self.complete(blocks.start, begin, &mut whole).await?;
@@ -387,7 +316,7 @@ impl View {
     }
 
     async fn complete(&self, block: u64, begin: u64, whole: &mut [u8]) -> Result<(), VolumeError> {
-        let (room, result) = self.read_blocks(block, self.room(BLOCK_BYTES)?).await;
+        let (room, result) = self.read_blocks(block, view::room(&self.under, BLOCK_BYTES)?).await;
         result?;
         let room = room.ok_or(VolumeError::DonorLost)?;
         whole[index(block * BLOCK_BYTES - begin)..][..BLOCK].copy_from_slice(&room);
@@ -396,69 +325,30 @@ impl View {
 
     /// Whole blocks of zeros are none to donors, which keep nothing of them.
     async fn zero(&self, op: Op, offset: u64, end: u64) -> Result<(), VolumeError> {
-        let Range { start: first, end: last } = self.whole(offset, end);
-        if first >= last {
-            return self.write_bytes(offset, &vec![0; index(end - offset)]).await;
+        let blocks = view::whole(offset, end, self.under.size());
+        for edge in view::edges(offset, end, &blocks) {
+            self.write_bytes(edge.start, &vec![0; index(edge.end - edge.start)]).await?;
         }
-        for (from, to) in [(offset, first * BLOCK_BYTES), ((last * BLOCK_BYTES).min(end), end)] {
-            if from < to {
-                self.write_bytes(from, &vec![0; index(to - from)]).await?;
-            }
+        if blocks.is_empty() {
+            return Ok(());
         }
-        let len = u32::try_from((last - first) * BLOCK_BYTES).map_err(|_| VolumeError::OutOfRange)?;
-        let (sends, came) = oneshot::channel();
-        let sink = Arc::new(One(Mutex::new(Some(sends))));
-        let offset = first * BLOCK_BYTES;
-        self.under.submit(Submission { op, offset, len, buffer: None, token: offset, sink });
+        let len = (blocks.end - blocks.start) * BLOCK_BYTES;
+        let len = u32::try_from(len).map_err(|_| VolumeError::OutOfRange)?;
+        let came = view::ask(&self.under, op, blocks.start * BLOCK_BYTES, len, None);
         came.await.map_err(|_| VolumeError::DonorLost)?.result
     }
 
-    /// Memory for whole blocks. It is not waited for: whoever has all of it may wait for this one.
-    fn room(&self, len: u64) -> Result<Buffer, VolumeError> {
-        let taken = self.under.pool().try_take(index(len)).map(Ok);
-        taken.unwrap_or_else(|| Buffer::standing(index(len))).map_err(|_| VolumeError::NoMemory)
+    /// Has the volume read or write whole blocks, from this one on; the buffer comes back.
+    async fn ask(&self, op: Op, first: u64, buffer: Buffer) -> (Option<Buffer>, Result<(), VolumeError>) {
+        match view::submit(&self.under, op, first * BLOCK_BYTES, buffer).await {
+            Ok(Completion { buffer, result, .. }) => (buffer, result),
+            Err(_) => (None, Err(VolumeError::DonorLost)),
+        }
     }
-}
-
-fn end(submission: Submission, result: Result<(), VolumeError>) {
-    let Submission { buffer, token, sink, .. } = submission;
-    sink.complete(Completion { token, result, buffer, status: Vec::new() });
 }
 
 /// How much of a transfer that begins there is one request: one of the largest size that begins inside of a
 /// block has more blocks than a request may have.
 fn piece_bytes(at: u64, left: usize) -> usize {
     left.min(index(PIECE_BYTES - at % PIECE_BYTES))
-}
-
-fn index(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}
-
-/// Hands its end to one who waits for it.
-#[derive(Debug)]
-struct One(Mutex<Option<oneshot::Sender<Completion>>>);
-
-impl Sink for One {
-    fn complete(&self, completion: Completion) {
-        if let Some(waits) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            let _ = waits.send(completion);
-        }
-    }
-}
-
-async fn submit(
-    to: &VolumeHandle,
-    op: Op,
-    offset: u64,
-    buffer: Buffer,
-) -> (Option<Buffer>, Result<(), VolumeError>) {
-    let (sends, came) = oneshot::channel();
-    let len = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
-    let sink = Arc::new(One(Mutex::new(Some(sends))));
-    to.submit(Submission { op, offset, len, buffer: Some(buffer), token: offset, sink });
-    match came.await {
-        Ok(Completion { buffer, result, .. }) => (buffer, result),
-        Err(_) => (None, Err(VolumeError::DonorLost)),
-    }
 }

@@ -9,7 +9,7 @@
 //! `links` (the connections to each donor), `conn` (one of them), `open` (making one), `heads` (of the writes
 //! that leave by it), `fetching` (of what is not here yet), `proving` (of what is sealed), `traffic` (how
 //! much is on its way), `memory` (payloads, scratch memory, checksums); `overlay`, a view of one volume
-//! through another; and `encrypted`, the view of one that is.
+//! through another; `encrypted`, the view of one that is; and `view`, what the two have in common.
 
 mod conn;
 mod encrypted;
@@ -23,6 +23,7 @@ mod orders;
 mod overlay;
 mod proving;
 mod traffic;
+mod view;
 
 pub use cheetah_core::ahead::Rule;
 pub use cheetah_core::volume::{Caching, FetchError, Scope, Scrubbed, ScrubbedDonor};

@@ -8,8 +8,9 @@
 //! hold a volume. Tests: `lab/tests/overlay.rs`.
 
 use super::Seen;
-use super::handle::{Completion, Inbox, Op, Shared, Sink, StatusRun, Submission, VolumeError, VolumeHandle};
+use super::handle::{Completion, Op, Shared, StatusRun, Submission, VolumeError, VolumeHandle};
 use super::orders::Order;
+use super::view::{self, Locks, PIECE_BYTES, UnderWay, end, index, room, submit};
 use crate::buffer::Buffer;
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
 use cheetah_core::map::VolumeId;
@@ -19,16 +20,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 /// For a larger map to come, after the pool has said that there is one.
 const GROWN_TIME: Duration = Duration::from_secs(30);
-/// The overlay's volume is read and written in pieces of this, where that is many blocks: a request that
-/// begins inside of one has more blocks than the largest request may have.
-const PIECE_BYTES: u64 = 1 << 20;
 const PIECE_BLOCKS: usize = (PIECE_BYTES / BLOCK_BYTES) as usize;
 
 /// The overlay's volume is to be at least so large; answered with whether it was possible.
@@ -102,16 +100,9 @@ impl VolumeHandle {
         // What the overlay's volume has is for the parts of requests: nobody waits for their own.
         let pool = base.pool().clone();
         let shared = Arc::new(Shared::new(top.name().to_owned(), top.read_only(), base.size(), pool));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(OverlayError::Machine)?;
-        let (for_thread, base, top) = (shared.clone(), base.clone(), top.clone());
-        let thread = std::thread::Builder::new().name("overlay".into()).spawn(move || {
-            crate::memory::declare_io_flusher();
-            let view = Rc::new(View::new(base, top, table, more));
-            tokio::task::LocalSet::new().block_on(&runtime, serve(for_thread, view));
-        });
-        thread.map_err(OverlayError::Machine)?;
-        Ok(VolumeHandle(shared))
+        let (base, top) = (base.clone(), top.clone());
+        let serve = move |shared| serve(shared, Rc::new(View::new(base, top, table, more)));
+        view::start("overlay", shared, serve).map_err(OverlayError::Machine)
     }
 }
 
@@ -119,15 +110,7 @@ impl VolumeHandle {
 async fn serve(shared: Arc<Shared>, view: Rc<View>) {
     let handle = VolumeHandle(shared.clone());
     loop {
-        shared.arrived.notified().await;
-        let (submissions, tasks, orders) = {
-            let mut inbox = handle.inbox();
-            let Inbox { submissions, tasks, orders, .. } = &mut *inbox;
-            (std::mem::take(submissions), std::mem::take(tasks), std::mem::take(orders))
-        };
-        for task in tasks {
-            tokio::task::spawn_local(task());
-        }
+        let (submissions, orders) = view::arrived(&handle).await;
         submissions.into_iter().for_each(|submission| view.submit(submission));
         for order in orders {
             match order {
@@ -136,7 +119,7 @@ async fn serve(shared: Arc<Shared>, view: Rc<View>) {
                 Order::Settled(answer) => drop(answer.send(Vec::new())),
                 Order::Close(closing) => {
                     handle.close_inbox().into_iter().for_each(|submission| view.submit(submission));
-                    view.idle().await;
+                    view.under_way.idle().await;
                     let _ = closing.send(());
                     return;
                 }
@@ -155,30 +138,13 @@ struct View {
     size: u64,
     table: RefCell<Table>,
     more: mpsc::Sender<More>,
-    /// Blocks that somebody writes.
-    locked: RefCell<Vec<Range<u64>>>,
-    unlocked: Notify,
+    locks: Locks,
     /// How often the table changed, and up to which change it is written.
     changes: Cell<u64>,
     committed: Cell<u64>,
     commits: Cell<bool>,
     committing: Notify,
-    /// Requests that tasks have.
-    open: Cell<usize>,
-    ended: Notify,
-}
-
-/// Blocks that nobody else writes until it is dropped.
-struct Locked<'a>(&'a View, Range<u64>);
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        let mut locked = self.0.locked.borrow_mut();
-        if let Some(at) = locked.iter().position(|range| *range == self.1) {
-            locked.swap_remove(at);
-        }
-        self.0.unlocked.notify_waiters();
-    }
+    under_way: UnderWay,
 }
 
 impl View {
@@ -189,20 +155,12 @@ impl View {
             top,
             table: RefCell::new(table),
             more,
-            locked: RefCell::default(),
-            unlocked: Notify::new(),
+            locks: Locks::default(),
             changes: Cell::new(0),
             committed: Cell::new(0),
             commits: Cell::new(false),
             committing: Notify::new(),
-            open: Cell::new(0),
-            ended: Notify::new(),
-        }
-    }
-
-    async fn idle(&self) {
-        while self.open.get() > 0 {
-            self.ended.notified().await;
+            under_way: UnderWay::default(),
         }
     }
 
@@ -239,7 +197,7 @@ impl View {
     }
 
     fn spawn(self: &Rc<Self>, mut submission: Submission, writes: bool) {
-        self.open.set(self.open.get() + 1);
+        self.under_way.begin();
         let view = self.clone();
         tokio::task::spawn_local(async move {
             let result = match writes {
@@ -247,8 +205,7 @@ impl View {
                 false => view.read_runs(&mut submission).await,
             };
             end(submission, result);
-            view.open.set(view.open.get() - 1);
-            view.ended.notify_waiters();
+            view.under_way.end();
         });
     }
 
@@ -293,20 +250,11 @@ impl View {
         }
         let end = offset + u64::from(*len);
         let blocks = offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
-        let _locked = self.lock(blocks).await;
+        let _locked = self.locks.lock(blocks).await;
         match (op, buffer) {
             (Op::Write, Some(payload)) => self.write_bytes(*offset, payload).await,
             _ => self.zero(*offset, end).await,
         }
-    }
-
-    async fn lock(&self, blocks: Range<u64>) -> Locked<'_> {
-        let is_free = |other: &Range<u64>| other.end <= blocks.start || blocks.end <= other.start;
-        while !self.locked.borrow().iter().all(is_free) {
-            self.unlocked.notified().await;
-        }
-        self.locked.borrow_mut().push(blocks.clone());
-        Locked(self, blocks)
     }
 
     /// Whole blocks, of which the first and the last are completed with what is there.
@@ -357,19 +305,15 @@ impl View {
 
     /// Blocks of which all is zeros need no place; the edges are written.
     async fn zero(&self, offset: u64, end: u64) -> Result<(), VolumeError> {
-        let is_last = end == self.size;
-        let first = offset.div_ceil(BLOCK_BYTES);
-        let last = if is_last { end.div_ceil(BLOCK_BYTES) } else { end / BLOCK_BYTES };
-        if first >= last {
-            return self.write_bytes(offset, &vec![0; index(end - offset)]).await;
+        let blocks = view::whole(offset, end, self.size);
+        for edge in view::edges(offset, end, &blocks) {
+            self.write_bytes(edge.start, &vec![0; index(edge.end - edge.start)]).await?;
         }
-        for (from, to) in [(offset, first * BLOCK_BYTES), ((last * BLOCK_BYTES).min(end), end)] {
-            if from < to {
-                self.write_bytes(from, &vec![0; index(to - from)]).await?;
-            }
+        if blocks.is_empty() {
+            return Ok(());
         }
-        self.make_room(&(first..last), false).await?;
-        self.table.borrow_mut().zero(first..last);
+        self.make_room(&blocks, false).await?;
+        self.table.borrow_mut().zero(blocks);
         self.commit().await
     }
 
@@ -425,41 +369,6 @@ impl View {
         }
         Ok(())
     }
-}
-
-fn end(submission: Submission, result: Result<(), VolumeError>) {
-    let Submission { buffer, token, sink, .. } = submission;
-    sink.complete(Completion { token, result, buffer, status: Vec::new() });
-}
-
-fn index(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}
-
-/// Memory for a part of a request. It is not waited for: whoever has all of it may wait for this one.
-fn room(of: &VolumeHandle, len: u64) -> Result<Buffer, VolumeError> {
-    let taken = of.pool().try_take(index(len)).map(Ok);
-    taken.unwrap_or_else(|| Buffer::standing(index(len))).map_err(|_| VolumeError::NoMemory)
-}
-
-/// Hands its end to one who waits for it.
-#[derive(Debug)]
-struct One(Mutex<Option<oneshot::Sender<Completion>>>);
-
-impl Sink for One {
-    fn complete(&self, completion: Completion) {
-        if let Some(waits) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            let _ = waits.send(completion);
-        }
-    }
-}
-
-fn submit(to: &VolumeHandle, op: Op, offset: u64, buffer: Buffer) -> oneshot::Receiver<Completion> {
-    let (sends, came) = oneshot::channel();
-    let len = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
-    let sink = Arc::new(One(Mutex::new(Some(sends))));
-    to.submit(Submission { op, offset, len, buffer: Some(buffer), token: offset, sink });
-    came
 }
 
 async fn ended(came: oneshot::Receiver<Completion>) -> Result<Buffer, VolumeError> {
