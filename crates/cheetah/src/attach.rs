@@ -149,7 +149,6 @@ pub async fn start_daemon(
     let mut child = Command::new(program)
         .arg(command)
         .envs(crate::members::environment())
-        .envs(cheetah_client::key_file().map(|file| (cheetah_client::KEY_FILE_VARIABLE, file)))
         .env(crate::configuration::VARIABLE, "")
         .env("RUST_MIN_STACK", THREAD_STACK_BYTES)
         .current_dir("/")

@@ -113,7 +113,7 @@ fn main() -> ExitCode {
     if !matches!(cli.command, Command::Up(_)) {
         members::begin(cli.identity.as_deref(), matches!(cli.command, Command::Donate(_)));
     }
-    cheetah_client::use_key_file(cli.key_file.as_deref());
+    members::use_key_file(cli.key_file.as_deref());
     let may_hang = matches!(cli.command, Command::Load(_) | Command::Save(_));
     let ended = runtime.block_on(run(cli.command));
     if may_hang {

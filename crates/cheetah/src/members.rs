@@ -31,7 +31,11 @@ const LINE_BYTES_MAX: u64 = 4096;
 /// An address with a token, kept from the command line.
 const INVITATION_VARIABLE: &str = "CHEETAH_INVITATION";
 
+/// What names a key file in place of `--key-file`.
+const KEY_FILE_VARIABLE: &str = "CHEETAH_KEY_FILE";
+
 static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
+static KEY_FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
 /// Only who lends comes in by the token of an address that is the pool's.
 static LENDS: OnceLock<bool> = OnceLock::new();
 
@@ -39,9 +43,7 @@ static LENDS: OnceLock<bool> = OnceLock::new();
 pub fn begin(named: Option<&Path>, lends: bool) {
     let _ = LENDS.set(lends);
     let found = named.map(Path::to_owned).or_else(|| Identity::usual_directory(lends));
-    // Daemons work in another directory.
-    let found = found.map(|path| std::path::absolute(&path).unwrap_or(path));
-    let _ = DIRECTORY.set(found);
+    let _ = DIRECTORY.set(found.map(absolute));
 }
 
 /// Of a command that makes a pool for its own time: nobody's identity but the pool's own.
@@ -49,13 +51,31 @@ pub fn begin_in(directory: PathBuf) {
     let _ = DIRECTORY.set(Some(directory));
 }
 
-fn directory() -> Option<&'static PathBuf> {
+/// Where this process has its identity.
+pub fn directory() -> Option<&'static PathBuf> {
     DIRECTORY.get()?.as_ref()
+}
+
+/// Said once, before a pool is asked for anything: where keys of encrypted volumes come from, if it is a file.
+pub fn use_key_file(named: Option<&Path>) {
+    let variable =
+        || std::env::var_os(KEY_FILE_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let _ = KEY_FILE.set(named.map(Path::to_owned).or_else(variable).map(absolute));
+}
+
+/// Daemons work in another directory.
+fn absolute(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
+}
+
+fn key_file() -> Option<&'static PathBuf> {
+    KEY_FILE.get()?.as_ref()
 }
 
 /// For a process that is started by this one.
 pub fn environment() -> impl Iterator<Item = (&'static str, &'static PathBuf)> {
-    directory().map(|directory| (IDENTITY_VARIABLE, directory)).into_iter()
+    let identity = directory().map(|directory| (IDENTITY_VARIABLE, directory));
+    identity.into_iter().chain(key_file().map(|file| (KEY_FILE_VARIABLE, file)))
 }
 
 fn need_directory() -> Result<&'static PathBuf, Failure> {
@@ -105,7 +125,14 @@ fn with_schemes(urls: &str) -> String {
 
 /// A client of the pool at this address, whichever kind it is.
 pub async fn client(url: &str) -> Result<Client, Failure> {
-    let url = url.trim();
+    let pool = client_at(url.trim()).await?;
+    Ok(match key_file() {
+        Some(file) => pool.with_key_file(file),
+        None => pool,
+    })
+}
+
+async fn client_at(url: &str) -> Result<Client, Failure> {
     if !url.starts_with(SCHEME) {
         return Client::new(url).map_err(|why| Failure::usage(why.to_string()));
     }

@@ -91,7 +91,7 @@ pub async fn validate(options: Validate) -> Result<(), Failure> {
     let status = pool_status(&pool).await?;
     let (begun, mut signals) = (now(), Signals::listen()?);
     let directory = made(&options, begun)?;
-    let identity = crate::members::environment().map(|(_, directory)| directory.clone()).next();
+    let identity = crate::members::directory().cloned();
     let facts = Facts::look(&options, &pool, status).await;
     let image = crate::load::blocking(move || Ok(Image::new(bytes))).await?;
     let mut stage = Stage::set(Place { url: pool.url().to_owned(), identity }, image.clone())

@@ -22,6 +22,7 @@ use hyper::{Request, StatusCode, header};
 use rustls::ClientConfig;
 use std::fmt;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -35,6 +36,7 @@ pub struct Client {
     to: Arc<To>,
     /// Whom its calls are meant for.
     pool: Option<PoolId>,
+    key_file: Option<Arc<Path>>,
 }
 
 #[derive(Debug)]
@@ -232,14 +234,26 @@ impl Client {
         let url =
             coordinators.iter().map(|coordinator| coordinator.url.as_str()).collect::<Vec<_>>().join(",");
         let to = To { url, coordinators, current: AtomicUsize::new(0), credentials, identity };
-        Ok(Client { to: Arc::new(to), pool: None })
+        Ok(Client { to: Arc::new(to), pool: None, key_file: None })
     }
 
     /// The same, for calls that mean nothing to any other pool: they are not carried out by one that came to
     /// this address, and of several coordinators one of that pool is looked for.
     #[must_use]
     pub fn meant_for(&self, pool: PoolId) -> Self {
-        Client { to: Arc::clone(&self.to), pool: Some(pool) }
+        Client { pool: Some(pool), ..self.clone() }
+    }
+
+    /// The same, for whom keys of encrypted volumes come from this file, and not from the pool.
+    #[must_use]
+    pub fn with_key_file(self, path: &Path) -> Self {
+        Client { key_file: Some(path.into()), ..self }
+    }
+
+    /// See `with_key_file`.
+    #[must_use]
+    pub fn key_file(&self) -> Option<&Path> {
+        self.key_file.as_deref()
     }
 
     /// All that are asked, with commas between them: `new` takes it.
