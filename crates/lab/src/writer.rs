@@ -94,6 +94,42 @@ impl Writer {
     }
 }
 
+/// So many writers that share the first bytes of a volume, each with a log in that directory.
+#[track_caller]
+pub fn sharing(path: &Path, logs: &Path, count: usize, bytes: u64) -> Vec<Writer> {
+    let blocks = bytes as usize / count / BLOCK_BYTES;
+    let writer = |nth| Writer::new(path, &logs.join(format!("log-{nth}")), (nth * blocks) as u64, blocks);
+    (0..count).map(writer).collect()
+}
+
+/// Lets all of them write at random until this is done, or the volume refuses; how many blocks were
+/// acknowledged.
+#[track_caller]
+pub fn write_while(writers: &mut [Writer], seed: u64, meanwhile: impl FnOnce()) -> u64 {
+    /// Also where that fails: nobody waits for writers that nobody ends.
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let end = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        let writing: Vec<_> = (seed..)
+            .zip(writers)
+            .map(|(seed, writer)| {
+                let end = &end;
+                threads.spawn(move || writer.write_until(end, &mut Dice::new(seed)))
+            })
+            .collect();
+        {
+            let _ends = Ends(&end);
+            meanwhile();
+        }
+        writing.into_iter().map(|writing| writing.join().expect("a writer ends")).sum()
+    })
+}
+
 /// A block's content: its number and version over and over; version 0 is a block of zeros.
 fn fill(block: &mut [u8], number: u64, version: u32) {
     let mut piece = [0; 16];

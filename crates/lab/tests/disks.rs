@@ -4,21 +4,19 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use cheetah_lab::dice::Dice;
 use cheetah_lab::mounted::Mounted;
 use cheetah_lab::pool::{Pool, State};
 use cheetah_lab::scratch::Scratch;
 use cheetah_lab::verified::Verified;
-use cheetah_lab::writer::{BLOCK_BYTES, Writer};
-use cheetah_lab::{hash, tools, wait};
+use cheetah_lab::writer::BLOCK_BYTES;
+use cheetah_lab::{hash, tools, wait, writer};
 use rustix::process::Signal;
 
 const MIB: u64 = 1 << 20;
-const WRITERS: u64 = 4;
+const WRITERS: usize = 4;
 /// For a rebuild on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -78,24 +76,11 @@ fn survives_power_cuts(redundancy: &str, donors: u32, cuts: u32) {
     let mut disks = Disks::new(donors, "400M");
     disks.pool.ok(["create", "v", "96M", "--on", "disk", "--redundancy", redundancy]);
     let path = disks.pool.attach_fuse("v", &[]).path;
-    let blocks = (96 * MIB / WRITERS) as usize / BLOCK_BYTES;
-    let log = |nth: u64| disks.pool.scratch().join(format!("log-{nth}"));
-    let writer = |nth: u64| Writer::new(&path, &log(nth), nth * blocks as u64, blocks);
-    let mut writers: Vec<Writer> = (0..WRITERS).map(writer).collect();
+    let mut writers = writer::sharing(&path, disks.pool.scratch().path(), WRITERS, 96 * MIB);
     for cut in 0..cuts {
-        let end = AtomicBool::new(false);
-        let written: u64 = thread::scope(|scope| {
-            let under_way: Vec<_> = (0..)
-                .zip(&mut writers)
-                .map(|(nth, writer)| {
-                    let (end, seed) = (&end, u64::from(cut) * 100 + nth);
-                    scope.spawn(move || writer.write_until(end, &mut Dice::new(seed)))
-                })
-                .collect();
+        let written = writer::write_while(&mut writers, u64::from(cut) * 100, || {
             thread::sleep(Duration::from_millis(700 + u64::from(cut % 5) * 300));
             disks.power_off();
-            end.store(true, Ordering::Relaxed);
-            under_way.into_iter().map(|writer| writer.join().expect("a writer ends")).sum()
         });
         assert!(written > 20, "cut {cut}: {written} blocks were acknowledged");
         disks.power_on();
@@ -162,8 +147,7 @@ fn a_donor_that_was_away_is_the_same_donor_and_what_it_missed_is_made_up() {
     let mut disks = Disks::new(3, "400M");
     disks.pool.ok(["create", "v", "96M", "--on", "disk", "--redundancy", "parity:2+1"]);
     let path = disks.pool.attach_fuse("v", &[]).path;
-    let log = disks.pool.scratch().join("log");
-    let mut writer = Writer::new(&path, &log, 0, 4096);
+    let mut writers = writer::sharing(&path, disks.pool.scratch().path(), 1, 16 * MIB);
     let identity = |pool: &Pool| {
         let status = pool.status();
         let donors = status["donors"].as_array().expect("donors").clone();
@@ -174,23 +158,20 @@ fn a_donor_that_was_away_is_the_same_donor_and_what_it_missed_is_made_up() {
     let before = identity(&disks.pool);
     // Away for a moment, and for so long that it is taken out.
     for away in [0, 7] {
-        let end = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let writing = scope.spawn(|| writer.write_until(&end, &mut Dice::new(away)));
+        let written = writer::write_while(&mut writers, away, || {
             thread::sleep(Duration::from_millis(500));
             disks.pool.donor("d2").kill();
             thread::sleep(Duration::from_secs(away));
             disks.start(2);
             wait::until("it is whole again", LONG, || disks.pool.volume_status("v")["health"] == "whole");
-            end.store(true, Ordering::Relaxed);
-            assert!(writing.join().expect("a writer ends") > 20);
         });
+        assert!(written > 20);
         assert_eq!(identity(&disks.pool), before);
-        assert_eq!(writer.check(), Vec::<String>::new());
+        assert_eq!(writers[0].check(), Vec::<String>::new());
     }
     // All of it can be read without any of the others.
     disks.pool.donor("d1").kill();
-    assert_eq!(writer.check(), Vec::<String>::new());
+    assert_eq!(writers[0].check(), Vec::<String>::new());
 }
 
 #[test]
@@ -245,17 +226,9 @@ fn all_donors_may_be_killed_beside_a_daemon_that_goes_on() {
     let mut disks = Disks::new(4, "400M");
     disks.pool.ok(["create", "v", "96M", "--on", "disk", "--redundancy", "parity:2+1"]);
     let path = disks.pool.attach_fuse("v", &[]).path;
-    let blocks = (96 * MIB / WRITERS) as usize / BLOCK_BYTES;
-    let log = |nth: u64| disks.pool.scratch().join(format!("log-{nth}"));
-    let writer = |nth: u64| Writer::new(&path, &log(nth), nth * blocks as u64, blocks);
-    let mut writers: Vec<Writer> = (0..WRITERS).map(writer).collect();
+    let mut writers = writer::sharing(&path, disks.pool.scratch().path(), WRITERS, 96 * MIB);
     for round in 0..3 {
-        let end = AtomicBool::new(false);
-        thread::scope(|scope| {
-            for (nth, writer) in (0..).zip(&mut writers) {
-                let end = &end;
-                scope.spawn(move || writer.write_until(end, &mut Dice::new(round * 100 + nth)));
-            }
+        writer::write_while(&mut writers, round * 100, || {
             thread::sleep(Duration::from_millis(700));
             for number in 1..=4 {
                 disks.pool.donor(&format!("d{number}")).kill();
@@ -265,7 +238,6 @@ fn all_donors_may_be_killed_beside_a_daemon_that_goes_on() {
                 disks.start(number);
             }
             wait::until("it is whole again", LONG, || disks.pool.volume_status("v")["health"] == "whole");
-            end.store(true, Ordering::Relaxed);
         });
         for writer in &mut writers {
             assert_eq!(writer.check(), Vec::<String>::new(), "round {round}");

@@ -2,20 +2,17 @@
 
 use std::fs::{self, File};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use cheetah_lab::dice::Dice;
 use cheetah_lab::pool::{Pool, State};
 use cheetah_lab::rivals::Rival;
 use cheetah_lab::scratch::Scratch;
 use cheetah_lab::verified::Verified;
-use cheetah_lab::writer::{BLOCK_BYTES, Writer};
-use cheetah_lab::{tools, wait};
+use cheetah_lab::{tools, wait, writer};
 
 const MIB: u64 = 1 << 20;
-const WRITERS: u64 = 2;
+const WRITERS: usize = 2;
 const DISKS: usize = 3;
 /// For a rebuild on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
@@ -77,24 +74,11 @@ fn what_was_acknowledged_on_exports_is_there_after_power_cuts() {
     let mut exports = Exports::new();
     exports.pool.ok(["create", "v", "96M", "--on", "disk", "--redundancy", "parity:2+1"]);
     let path = exports.pool.attach_fuse("v", &[]).path;
-    let blocks = (96 * MIB / WRITERS) as usize / BLOCK_BYTES;
-    let log = |nth: u64| exports.pool.scratch().join(format!("log-{nth}"));
-    let writer = |nth: u64| Writer::new(&path, &log(nth), nth * blocks as u64, blocks);
-    let mut writers: Vec<Writer> = (0..WRITERS).map(writer).collect();
+    let mut writers = writer::sharing(&path, exports.pool.scratch().path(), WRITERS, 96 * MIB);
     for cut in 0..2 {
-        let end = AtomicBool::new(false);
-        let written: u64 = thread::scope(|scope| {
-            let under_way: Vec<_> = (0..)
-                .zip(&mut writers)
-                .map(|(nth, writer)| {
-                    let (end, seed) = (&end, cut * 100 + nth);
-                    scope.spawn(move || writer.write_until(end, &mut Dice::new(seed)))
-                })
-                .collect();
+        let written = writer::write_while(&mut writers, cut * 100, || {
             thread::sleep(Duration::from_secs(1));
             exports.power_off();
-            end.store(true, Ordering::Relaxed);
-            under_way.into_iter().map(|writer| writer.join().expect("a writer ends")).sum()
         });
         assert!(written > 20, "cut {cut}: {written} blocks were acknowledged");
         exports.pool.restart_coordinator();
@@ -107,9 +91,7 @@ fn what_was_acknowledged_on_exports_is_there_after_power_cuts() {
     let verified = Verified::run(&exports.pool, "v");
     assert_eq!(verified.code, 0, "{verified:?}");
     // A server that ends takes its donor along, and no data: the others have it, and it comes back as it was.
-    let end = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let writing = scope.spawn(|| writers[0].write_until(&end, &mut Dice::new(7)));
+    let written = writer::write_while(&mut writers[..1], 7, || {
         thread::sleep(Duration::from_secs(1));
         exports.servers[1].process.kill();
         let status = exports.pool.donor("d1").wait_for_end(LONG);
@@ -118,9 +100,8 @@ fn what_was_acknowledged_on_exports_is_there_after_power_cuts() {
         exports.pool.donate_as("d1", &["--disk", &server.uri, "--cache", "64M"]);
         exports.servers[1] = server;
         wait::until("it is whole again", LONG, || exports.pool.volume_status("v")["health"] == "whole");
-        end.store(true, Ordering::Relaxed);
-        assert!(writing.join().expect("a writer ends") > 0);
     });
+    assert!(written > 0);
     tools::names(&exports.pool.log_of("d1"), &["nbd://"]);
     for writer in &mut writers {
         assert_eq!(writer.check(), Vec::<String>::new());

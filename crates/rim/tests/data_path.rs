@@ -2,6 +2,7 @@
 //! donors serve all to all, as `donate --no-pool` does.
 #![allow(clippy::unwrap_used)]
 
+mod noise;
 mod torn;
 mod way;
 
@@ -17,6 +18,7 @@ use cheetah_rim::stream::Transport;
 use cheetah_rim::volume::{
     Caching, Completion, Op, Rule, Sink, Submission, Tuning, VolumeError, VolumeHandle, VolumeOptions,
 };
+use noise::noise;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, mpsc};
 use way::Way;
@@ -119,18 +121,6 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], redundancy: Redundancy, groups: u32
     };
     map.check().unwrap();
     map
-}
-
-fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed | 1;
-    (0..len)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 32) as u8
-        })
-        .collect()
 }
 
 over_each_transport!(

@@ -3,6 +3,7 @@
 //! checksums and all.
 #![allow(clippy::unwrap_used)]
 
+mod noise;
 mod wire;
 
 use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Size, WrappedKey};
@@ -24,6 +25,7 @@ use cheetah_rim::stream::Transport;
 use cheetah_rim::volume::{
     Caching, Completion, Op, Rule, Seen, Sink, Submission, Tuning, VolumeError, VolumeHandle, VolumeOptions,
 };
+use noise::noise;
 use std::io::Write;
 use std::sync::{Arc, mpsc};
 use tokio::runtime::Handle;
@@ -246,18 +248,6 @@ impl Liar {
     }
 }
 
-fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..len)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 32) as u8
-        })
-        .collect()
-}
-
 /// Who holds the first block of a slot, and at which address.
 fn place(map: &VolumeMap, slot: usize) -> (DonorId, u64) {
     let held = map.groups[0].slots[slot].held.unwrap();
@@ -329,13 +319,18 @@ fn lies(liar: &mut Liar, address: u64, before: &Kept) -> Vec<(&'static str, Kept
     ]
 }
 
-#[test]
-fn a_block_that_was_altered_or_moved_is_an_error_where_nothing_else_has_it() {
-    let world = World::start(1, "linear");
+/// A volume that was written, and what is in it.
+fn filled(donors: usize, redundancy: &str) -> (World, Vec<u8>) {
+    let (world, bytes) = (World::start(donors, redundancy), noise(3, 1 << 20));
     let writer = world.volume(false);
-    let bytes = noise(3, 1 << 20);
     writer.write(0, &bytes);
     writer.end();
+    (world, bytes)
+}
+
+#[test]
+fn a_block_that_was_altered_or_moved_is_an_error_where_nothing_else_has_it() {
+    let (world, bytes) = filled(1, "linear");
     let lease = world.attach(false);
     let (donor, address) = place(&lease.map, 0);
     let mut liar = Liar::of(&world, &lease, donor, true);
@@ -359,11 +354,7 @@ fn a_block_that_was_altered_or_moved_is_an_error_where_nothing_else_has_it() {
 #[test]
 fn a_donor_that_lies_is_gone_round_and_named() {
     for redundancy in ["mirror:2", "parity:2+1"] {
-        let world = World::start(3, redundancy);
-        let writer = world.volume(false);
-        let bytes = noise(5, 1 << 20);
-        writer.write(0, &bytes);
-        writer.end();
+        let (world, bytes) = filled(3, redundancy);
         let lease = world.attach(false);
         let (donor, address) = place(&lease.map, 0);
         let mut liar = Liar::of(&world, &lease, donor, true);
