@@ -87,6 +87,19 @@ pub struct Answered {
     pub status: Vec<Descriptor>,
 }
 
+impl Answered {
+    /// What the server says of it as an error of this machine.
+    ///
+    /// # Errors
+    /// It was not done.
+    pub fn done(self) -> io::Result<Answered> {
+        match self.error {
+            None => Ok(self),
+            Some(error) => Err(io::Error::from_raw_os_error(error.to_wire().cast_signed())),
+        }
+    }
+}
+
 /// An answer that is on its way.
 #[derive(Debug)]
 pub struct Pending {

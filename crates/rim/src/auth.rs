@@ -10,6 +10,7 @@
 pub(crate) use cheetah_nbd::limits::AUTH_BYTES;
 
 use crate::code;
+use crate::contexts::place;
 use cheetah_core::limits::EXTENT_BLOCKS;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -95,11 +96,6 @@ impl Auths {
             (from..to).for_each(|block| self.set(block, &NONE));
         }
     }
-}
-
-fn place(block: u64) -> (usize, usize) {
-    let index = |number: u64| usize::try_from(number).expect("mapped, so it fits");
-    (index(block / EXTENT_BLOCKS), index(block % EXTENT_BLOCKS))
 }
 
 #[cfg(test)]

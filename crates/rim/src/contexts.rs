@@ -52,7 +52,8 @@ pub(crate) const fn unfit(sum: u32) -> u32 {
     !sum
 }
 
-fn place(block: u64) -> (usize, usize) {
+/// Its extent, and which block of that it is.
+pub(crate) fn place(block: u64) -> (usize, usize) {
     let index = |number: u64| usize::try_from(number).expect("mapped, so it fits");
     (index(block / EXTENT_BLOCKS), index(block % EXTENT_BLOCKS))
 }

@@ -64,13 +64,7 @@ impl Export {
 }
 
 fn judged(answered: Result<Answered, String>) -> io::Result<Answered> {
-    match answered {
-        Ok(Answered { error: Some(error), .. }) => {
-            Err(io::Error::from_raw_os_error(error.to_wire().cast_signed()))
-        }
-        Ok(answered) => Ok(answered),
-        Err(why) => Err(io::Error::other(why)),
-    }
+    answered.map_err(io::Error::other)?.done()
 }
 
 impl Blocks for Export {

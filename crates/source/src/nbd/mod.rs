@@ -212,11 +212,7 @@ impl Export {
 
     /// Whole blocks of the export.
     fn read_blocks(&self, offset: u64, length: u32) -> io::Result<Vec<u8>> {
-        let Answered { error, bytes, .. } = self.ask(Command::Read, offset, length)?;
-        match error {
-            None => Ok(bytes),
-            Some(errno) => Err(io::Error::from_raw_os_error(errno.to_wire().cast_signed())),
-        }
+        Ok(self.ask(Command::Read, offset, length)?.done()?.bytes)
     }
 
     /// Where the server says zeros are, in the window that a byte is in.
