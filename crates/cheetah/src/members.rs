@@ -56,7 +56,8 @@ pub fn directory() -> Option<&'static PathBuf> {
     DIRECTORY.get()?.as_ref()
 }
 
-/// Said once, before a pool is asked for anything: where keys of encrypted volumes come from, if it is a file.
+/// Said once, before a pool is asked for anything: the file that keys of encrypted volumes come from, if they
+/// do.
 pub fn use_key_file(named: Option<&Path>) {
     let variable =
         || std::env::var_os(KEY_FILE_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);

@@ -1,9 +1,9 @@
 //! The keys of encrypted volumes: where this process gets one from, and giving it on.
 //!
-//! Owns the choice: the pool's key file (`Client::with_key_file`), else what the pool has wrapped for this member. Never: the
-//! cipher (`cheetah_rim::cipher`), or what is encrypted. Invariant: a key is told from others by what the
-//! pool keeps of it, so that nobody reads or writes a volume with another one. Called by `lease`, and by who
-//! makes encrypted volumes. Tests: `lab/tests/encrypted.rs`.
+//! Owns the choice: the pool's key file (`Client::with_key_file`), else what the pool has wrapped for this
+//! member. Never: the cipher (`cheetah_rim::cipher`), or what is encrypted. Invariant: a key is told from
+//! others by what the pool keeps of it, so that nobody reads or writes a volume with another one. Called
+//! by `lease`, and by who makes encrypted volumes. Tests: `lab/tests/encrypted.rs`.
 
 use crate::error::Error;
 use cheetah_core::api::{Attached, Call, GrantKey, WrappedKey};
