@@ -43,7 +43,7 @@ impl World {
             (0..self.donors.len()).filter(|d| self.donors[*d].alive && self.donors[*d].disk.is_some());
         let disks: Vec<usize> = disks.collect();
         let Some(d) = self.rng.pick(&disks).filter(|d| self.may(*d)) else { return };
-        match self.rng.below(8) {
+        match self.rng.below(10) {
             0..=4 if self.plan.reads_fail => self.spoil_blocks(d),
             5 if self.director.deaths < self.plan.deaths_max => {
                 self.director.deaths += 1;
@@ -51,7 +51,7 @@ impl World {
                 self.verdict.donor_in_trouble(self.donors[d].id, u64::MAX / 2);
                 self.donors[d].disk.iter_mut().for_each(|disk| disk.journal.disk_mut().is_dead = true);
             }
-            6 if self.director.deaths < self.plan.deaths_max => {
+            6..=8 if self.director.deaths < self.plan.deaths_max => {
                 self.director.deaths += 1;
                 let until = self.now + 20 * SECOND_NS;
                 self.verdict.donor_in_trouble(self.donors[d].id, until);

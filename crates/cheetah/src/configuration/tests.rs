@@ -116,7 +116,7 @@ fn what_is_wrong_is_said_with_its_place_and_with_what_is_right() {
     says("[attach]\ncache = \"5G\"\n", &["x.toml:2", "'5G'", "1M to 3G"]);
     says("[attach]\nfront = \"usb\"\n", &["x.toml:2", "'usb'", "fuse, export, loop"]);
     says("[attach]\npoll-us = 5000\n", &["x.toml:2", "5000", "1000"]);
-    says("listen = \"x\"\n", &["x.toml:1", "above all tables", "identity, pool"]);
+    says("listen = \"x\"\n", &["x.toml:1", "above all tables", "identity, key-file, pool"]);
     says("donate = \"auto\"\n", &["x.toml:1", "[donate]"]);
     says("[token.nev]\nrole = \"donor\"\n", &["x.toml:1", "[nev]", "new, list, revoke"]);
     says("[donate\n", &["x.toml:1", "TOML"]);
