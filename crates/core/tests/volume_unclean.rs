@@ -5,9 +5,10 @@ mod volume;
 
 use cheetah_core::api::{Amend, KeptSlot};
 use cheetah_core::donor::ListedWrite;
-use cheetah_core::limits::{REQUEST_DEADLINE_NS, SECOND_NS};
+use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS, SECOND_NS};
 use cheetah_core::map::{BadRange, DonorId, Redundancy, VolumeMap};
-use cheetah_core::volume::{Event, LinkFailure, Op, PartError, PartOp, StatusRun, Volume, VolumeError};
+use cheetah_core::volume::{Event, Key, LinkFailure, Op, PartError, PartOp, StatusRun, Volume, VolumeError};
+use std::collections::BTreeMap;
 use volume::{UNIT, World, wide};
 
 const BLOCK: u32 = 4096;
@@ -17,14 +18,18 @@ fn answer(world: &mut World) -> Vec<(DonorId, PartOp)> {
     let mut asked = Vec::new();
     for sent in world.sent() {
         asked.push((sent.donor, sent.op));
-        let lately = |len, hole| StatusRun { len, hole };
         let answer = match sent.op {
-            PartOp::Survey => vec![lately(UNIT, false), lately(sent.len - UNIT, true)],
+            PartOp::Survey => lately(sent.len),
             _ => vec![],
         };
         world.answer(sent.part, Ok(answer));
     }
     asked
+}
+
+/// Of so many bytes the first unit was written lately.
+fn lately(len: u32) -> Vec<StatusRun> {
+    vec![StatusRun { len: UNIT, hole: false }, StatusRun { len: len - UNIT, hole: true }]
 }
 
 /// Until the volume is served, or so long.
@@ -247,4 +252,51 @@ fn who_is_excluded_keeps_what_only_its_memory_tells() {
     let excludes: Vec<&Amend> = told.iter().filter(|amend| !amend.exclude.is_empty()).collect();
     assert!(!excludes.is_empty());
     assert!(excludes.iter().all(|amend| amend.keep == [KeptSlot { group: 0, slot: 0 }]), "{excludes:?}");
+}
+
+/// The next writer of a `parity:2+2` of which nobody holds slot 0 any more. The others were written lately, and
+/// no number says by which write. Their fragments fit from one byte of an extent to another, as `fits` says it.
+/// What is recorded as lost.
+fn lost_beside_a_slot_that_is_gone(fits: impl Fn(u64, u64) -> bool) -> Vec<BadRange> {
+    let map = without(&wide(Redundancy { data: 2, parity: 2 }), DonorId(1));
+    let mut world = World::start(Volume::new(map, false, false));
+    (2..=4).for_each(|id| world.open(DonorId(id)));
+    let (mut bad, end) = (Vec::new(), world.now + 3 * SECOND_NS);
+    while world.now < end && !world.volume.has_room() {
+        let mut rows: BTreeMap<(u64, u64), Vec<Key>> = BTreeMap::new();
+        for sent in world.sent() {
+            let at = sent.address % EXTENT_BYTES;
+            match sent.op {
+                PartOp::Read => rows.entry((at, at + u64::from(sent.len))).or_default().push(sent.part),
+                PartOp::Survey => world.answer(sent.part, Ok(lately(sent.len))),
+                _ => world.answer(sent.part, Ok(vec![])),
+            }
+        }
+        for ((from, to), parts) in rows {
+            parts.into_iter().for_each(|part| world.answer(part, Ok(vec![])));
+            let right = fits(from, to);
+            world.checks().into_iter().for_each(|job| world.step(Event::Verified { job, right }));
+        }
+        bad.extend(world.amendments().into_iter().flat_map(|amend| amend.bad));
+        if !world.volume.has_room() {
+            world.wake();
+        }
+    }
+    assert_eq!(world.volume.has_room(), bad.is_empty(), "it is served when nothing is left to be recorded");
+    bad.sort_unstable_by_key(|bad| bad.from);
+    bad.dedup();
+    bad
+}
+
+#[test]
+fn rows_that_were_written_lately_and_fit_together_lose_nothing_beside_a_slot_that_is_gone() {
+    assert_eq!(lost_beside_a_slot_that_is_gone(|_, _| true), []);
+}
+
+#[test]
+fn of_rows_that_do_not_fit_together_a_missing_slot_has_lost_those_blocks_alone() {
+    let torn = 2 * u64::from(BLOCK)..3 * u64::from(BLOCK);
+    let fits = |from, to| to <= torn.start || torn.end <= from;
+    let lost = BadRange { group: 0, slot: 0, from: 2 * BLOCK, to: 3 * BLOCK };
+    assert_eq!(lost_beside_a_slot_that_is_gone(fits), [lost]);
 }

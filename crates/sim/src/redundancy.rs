@@ -15,7 +15,7 @@ use crate::wounds::offset_of;
 use cheetah_core::code::{Code, combine};
 use cheetah_core::coordinator::{Record, VolumeRecord};
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, Placement, VolumeId, VolumeMap};
+use cheetah_core::map::{DonorId, Group, Placement, VolumeId, VolumeMap};
 use cheetah_core::volume::Op;
 use std::collections::BTreeSet;
 
@@ -212,11 +212,20 @@ impl World {
                 _ => unsettled = true,
             });
         }
+        let (groups, redundancy) = (map.groups.clone(), map.redundancy);
         self.count("volumes detached in order");
         if unsettled {
-            // One that could not be told may have half of it, as far as the next writer knows.
+            // One that could not be told may have half of it, as far as the next writer knows: who compares
+            // one fragment more than the data finds that it is whole.
             self.verdict.torn.insert(volume);
-            self.note_torn_end(c);
+            let out = |donor: DonorId| self.verdict.is_in_trouble(donor, since);
+            let can_compare = |group: &Group| {
+                let held = group.slots.iter().filter_map(|slot| slot.held);
+                held.filter(|held| !out(held.donor)).count() > redundancy.data as usize
+            };
+            if !groups.iter().all(can_compare) {
+                self.note_torn_end(c);
+            }
         }
         if let Some((donor, len)) = dirty {
             self.fail(format!(

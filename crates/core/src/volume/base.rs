@@ -120,7 +120,7 @@ impl Base {
             Work::Gather(_) | Work::Patch { .. } | Work::Joined(_) => len * lanes,
             Work::Fill { .. } | Work::Heal { .. } | Work::Resync | Work::Mend { .. } => len * lanes,
             // Beside the lanes that are read, the parity that they should have.
-            Work::Compare => len * (lanes + geometry.parity),
+            Work::Compare | Work::Fit => len * (lanes + geometry.parity),
             Work::Rows(_, Content::Payload) => len * geometry.parity,
             _ => 0,
         }

@@ -24,9 +24,16 @@ pub(super) struct Torn {
     pub(super) undo: Option<Undo>,
     /// Of copies: those that had what was written last cannot give it, so that one counts which missed it.
     pub(super) older: bool,
+    /// They were looked at, and do not.
+    pub(super) unfit: bool,
 }
 
 impl Torn {
+    /// Of rows of which nothing is known.
+    pub(super) fn rows(group: u32, lo: u32, hi: u32) -> Torn {
+        Torn { group, lo, hi, missed: 0, undo: None, older: false, unfit: false }
+    }
+
     /// Whether these are the very rows of a job.
     pub(super) fn is_of(&self, job: &Job) -> bool {
         (self.group, self.lo, self.hi) == (job.group, job.lo, job.hi)
@@ -218,7 +225,7 @@ mod tests {
     use crate::volume::watch::set_aside;
 
     fn torn(base: &mut Base, lo: u32, hi: u32, missed: Slots) {
-        base.doubts.torn.push(Torn { group: 0, lo, hi, missed, undo: None, older: false });
+        base.doubts.torn.push(Torn { missed, ..Torn::rows(0, lo, hi) });
     }
 
     #[test]
@@ -258,7 +265,7 @@ mod tests {
     #[test]
     fn data_makes_parity_and_what_missed_a_write_is_mended_from_those_that_did_not() {
         let mut base = sample("parity:2+1");
-        let (all, parity) = (Torn { group: 0, lo: 0, hi: 4096, missed: 0, undo: None, older: false }, bit(2));
+        let (all, parity) = (Torn::rows(0, 0, 4096), bit(2));
         assert!(can_resync(&base, all));
         assert_eq!(mendable(&base, Torn { missed: parity, ..all }), Some(2));
         assert_eq!(mendable(&base, all), None, "nobody knows who fits");

@@ -91,6 +91,8 @@ pub(super) enum Work {
     Mend {
         slot: u32,
     },
+    /// Rows that may not fit together: whether they do.
+    Fit,
     /// A write of a former writer that too few have is taken back from who has some of it.
     Undo(Undo),
     /// All fragments with each other.

@@ -9,7 +9,7 @@ use super::base::Base;
 use super::job::{Job, Missed, Phase, Run, Slots, Still, Work, bit, slots_of};
 use super::link::Trust;
 use super::types::{At, Combine, Effect, Fragment, PartOp, VolumeError};
-use super::{BLOCK, Key, beside, doubts, fill, resync};
+use super::{BLOCK, Key, beside, doubts, fill, fit, resync};
 use crate::layout::Span;
 use crate::map::Placement;
 
@@ -47,6 +47,7 @@ fn needed(base: &Base, key: Key) -> Slots {
             let all = base.shape.slots();
             all.filter(|slot| base.shape.is_held(job.group, *slot)).map(bit).sum()
         }
+        Work::Fit => fit::compared(base, job),
         _ => 0,
     }
 }
@@ -55,7 +56,8 @@ fn needed(base: &Base, key: Key) -> Slots {
 /// can be rebuilt. Called at the beginning and after each failure.
 pub(super) fn read(base: &mut Base, key: Key) {
     let Job { work, group, lo, hi, .. } = base.jobs[key];
-    let copies = matches!(work, Work::Fill { .. } | Work::Heal { .. } | Work::Mend { .. } | Work::Resync);
+    let copies =
+        matches!(work, Work::Fill { .. } | Work::Heal { .. } | Work::Mend { .. } | Work::Resync | Work::Fit);
     if copies && doubts::is_to_be_undone(base, group, lo, hi) {
         return base.end_job(key, Err(VolumeError::DonorLost));
     }
@@ -67,7 +69,7 @@ pub(super) fn read(base: &mut Base, key: Key) {
     let as_it_is = job.work == Work::Resync && geometry.data > 1;
     let missed = if as_it_is { 0 } else { doubts::missed_there(base, group, job.lo, job.hi) };
     let avoid = job.avoid | missed;
-    let rebuilds = !matches!(job.work, Work::Resync | Work::Compare)
+    let rebuilds = !matches!(job.work, Work::Resync | Work::Compare | Work::Fit)
         && !matches!(job.work, Work::Patch { delta: true, .. });
     let trust = |slot: u32| {
         let usable = avoid & bit(slot) == 0 && here & bit(slot) == 0;

@@ -13,8 +13,8 @@
 //! together), `tally`. Policies over that: `read`, `beside` (a writer), `status`, `write`, `join` (rows
 //! written by several requests), `lanes` (what several share), `flush`, `absent` (what a source is still to
 //! give), `expiry` (requests that are late); `watch` (donors that come and go), `changes` (what the
-//! coordinator is told, newer maps); `resync` (rows half written), `judge` (which of them fit together);
-//! `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `proofs` (who does not wait for one); `cached`
+//! coordinator is told, newer maps); `resync` (rows half written), `judge` (which of them fit together, by
+//! what donors list), `fit` (likewise, by what they hold); `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `proofs` (who does not wait for one); `cached`
 //! (reads from what was read ahead). Small parts: `types` (events, effects), `cache`, `buddy` (its memory),
 //! `numbers` (by which donors list writes), `merge` (what leaves as one request), `locks`, `scratch`,
 //! `pace`, `slab`.
@@ -31,6 +31,7 @@ mod compare;
 mod doubts;
 mod expiry;
 mod fill;
+mod fit;
 mod flush;
 mod heal;
 mod job;
@@ -363,7 +364,7 @@ impl Volume {
             Work::Age => age::begin(base, key),
             Work::Ask { slot, of } => upkeep::begin_ask(base, key, slot, of),
             Work::Patch { .. } => write::begin_patch(base, key),
-            Work::Resync | Work::Mend { .. } | Work::Undo(_) => resync::begin(base, key),
+            Work::Resync | Work::Mend { .. } | Work::Undo(_) | Work::Fit => resync::begin(base, key),
             Work::Scrub { slot, .. } => scrub::begin(base, key, slot),
             Work::Heal { slot } => heal::begin(base, key, slot),
             Work::Gather(_) | Work::Fill { .. } | Work::Compare => lanes::read(base, key),
@@ -379,6 +380,7 @@ impl Volume {
             Work::Survey | Work::Age | Work::Ask { .. } | Work::Scrub { .. } => base.end_job(key, Ok(())),
             Work::Resync => resync::write_lanes(base, key),
             Work::Compare => compare::compare(base, key),
+            Work::Fit => fit::compare(base, key),
             _ => lanes::complete(base, key),
         }
     }
@@ -388,6 +390,7 @@ impl Volume {
         let job = &base.jobs[key];
         match job.work {
             Work::Compare => compare::checked(base, &mut self.upkeep.healing, key),
+            Work::Fit => fit::checked(base, key),
             Work::Fill { slot, to } if job.failed.is_some() => fill::wrongly_rebuilt(base, key, slot, to),
             _ if let Some(error) = job.failed => lanes::wrongly_rebuilt(base, key, error),
             Work::Gather(span) => {

@@ -13,7 +13,7 @@ use super::job::{Failure, Job, Missed, Phase, Progress, Run, Slots, Work, bit, s
 use super::judge::{Doubt, Hearing, Way};
 use super::link::Link;
 use super::types::{Effect, Fragment, PartError, PartOp, StatusRun, VolumeError};
-use super::{BLOCK, Key, PAUSE_NS, doubts, fill, lanes};
+use super::{BLOCK, Key, PAUSE_NS, doubts, fill, fit, lanes};
 use crate::donor::ListedWrite;
 use crate::layout::Scatter;
 use crate::limits::{BLOCK_BYTES, EXTENT_BYTES};
@@ -103,6 +103,15 @@ impl Resync {
                     base.jobs.look_at_waiting();
                 } else {
                     self.pause_until = base.now + PAUSE_NS;
+                }
+            }
+            Work::Fit => {
+                self.open -= 1;
+                self.under_way.retain(|torn| !torn.is_of(job));
+                match done {
+                    true => fit::found_to_fit(base, job),
+                    false if job.failed.is_none() => self.pause_until = base.now + PAUSE_NS,
+                    false => {}
                 }
             }
             _ => {}
@@ -250,7 +259,7 @@ impl Resync {
                     Way::Undo(undo) => (0, Some(undo)),
                     Way::None => (0, None),
                 };
-                Torn { group, lo, hi, missed, undo, older: false }
+                Torn { missed, undo, ..Torn::rows(group, lo, hi) }
             }));
         }
         let mut dirty: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
@@ -275,7 +284,7 @@ impl Resync {
                 let (mut at, end) = (from.max(done), to.min(used));
                 while at < end {
                     let hi = (at / step * step + step).min(end);
-                    base.doubts.torn.push(Torn { group, lo: at, hi, missed: 0, undo: None, older: false });
+                    base.doubts.torn.push(Torn::rows(group, at, hi));
                     at = hi;
                 }
                 done = done.max(end);
@@ -289,6 +298,7 @@ impl Resync {
             return;
         }
         split(base);
+        fit::split(base);
         for at in 0..base.doubts.torn.len() {
             if self.open >= RESYNCS_MAX {
                 return;
@@ -313,12 +323,13 @@ impl Resync {
                 None if doubts::can_resync(base, torn) => Some(Work::Resync),
                 None => doubts::mendable(base, torn).map(|slot| Work::Mend { slot }),
             };
+            let work = work.or_else(|| fit::can_tell(base, torn).then_some(Work::Fit));
             if let Some(work) = work {
                 if self.under_way.insert(torn) {
                     self.open += 1;
                     base.add_job(None, work, torn.group, torn.lo, torn.hi);
                 }
-            } else if base.shape.geometry.data > 1 && torn.missed == 0 {
+            } else if base.shape.geometry.data > 1 && torn.missed == 0 && !fit::may_yet_tell(base, torn) {
                 let lost =
                     (0..base.shape.geometry.data).filter(|slot| !base.shape.is_held(torn.group, *slot));
                 let lost: Vec<u32> = lost.filter(|slot| !doubts::is_known_bad(base, torn, *slot)).collect();
@@ -402,6 +413,7 @@ pub(super) fn begin(base: &mut Base, key: Key) {
             (job.avoid, job.wrong) = (torn.missed, torn.missed);
             lanes::read(base, key);
         }
+        Some(torn) if fit::can_tell(base, torn) && job.work == Work::Fit => lanes::read(base, key),
         Some(_) => base.end_job(key, Err(VolumeError::DonorLost)),
     }
 }
@@ -450,11 +462,7 @@ pub(super) fn wrong(base: &mut Base, key: Key) {
         return base.end_job(key, Err(VolumeError::DonorLost));
     }
     if wrong != 0 && hi - lo > BLOCK {
-        let here = |torn: &mut Torn| torn.is_of(&base.jobs[key]);
-        for torn in base.doubts.torn.extract_if(.., here).collect::<Vec<_>>() {
-            let block = |at: u32| Torn { lo: at, hi: at + BLOCK, ..torn };
-            base.doubts.torn.extend((lo..hi).step_by(BLOCK as usize).map(block));
-        }
+        take_blocks_alone(base, key);
     } else if !takes_an_older_copy(base, key) {
         let column = |slot: u32| if data == 1 { 0 } else { slot };
         for slot in slots_of(wrong).map(column).filter(|slot| *slot < data) {
@@ -462,6 +470,16 @@ pub(super) fn wrong(base: &mut Base, key: Key) {
         }
     }
     base.end_job(key, Err(VolumeError::Corrupt));
+}
+
+/// The rows of a job are looked at block by block from now on.
+pub(super) fn take_blocks_alone(base: &mut Base, key: Key) {
+    let job = &base.jobs[key];
+    let (lo, hi) = (job.lo, job.hi);
+    for torn in base.doubts.torn.extract_if(.., |torn| torn.is_of(job)).collect::<Vec<_>>() {
+        let block = |at: u32| Torn { lo: at, hi: at + BLOCK, ..torn };
+        base.doubts.torn.extend((lo..hi).step_by(BLOCK as usize).map(block));
+    }
 }
 
 /// Copies that have the last write cannot give it, and one is there that missed it. Nobody was told that
