@@ -297,6 +297,36 @@ fn without_redundancy_a_donor_that_was_there_is_tried_until_the_request_ends() {
     assert!(world.now < start + REQUEST_DEADLINE_NS);
 }
 
+/// Its connection ends, and the next is not there within the time that one may take.
+#[test]
+fn without_redundancy_a_donor_that_cannot_be_reached_for_a_while_fails_nothing() {
+    for failure in [LinkFailure::NotOpened("busy".into()), LinkFailure::Broken("in the middle".into())] {
+        let mut world = World::new(map(true, false), false);
+        world.open(A);
+        world.open(B);
+        let write = world.submit(Op::Write, 0, 4096);
+        world.sent();
+        world.fail(A, world.session(A), LinkFailure::Broken("reset".into()));
+        world.fail(A, world.session(A), failure);
+        pass(&mut world, 2 * CONNECT_DEADLINE_NS);
+        assert!(world.volume.lost().next().is_none() && world.completed().is_empty());
+        world.open(A);
+        let again = world.sent().pop().expect("the write is sent again");
+        world.answer(again.part, Ok(vec![]));
+        assert_eq!(world.completed(), [(write, Ok(()))]);
+    }
+}
+
+#[test]
+fn without_redundancy_a_donor_that_has_ended_is_an_error_at_once() {
+    let mut world = World::new(map(true, false), false);
+    world.open(A);
+    world.open(B);
+    let write = world.submit(Op::Write, 0, 4096);
+    world.lose(A);
+    assert_eq!(world.completed(), [(write, Err(VolumeError::DonorLost))]);
+}
+
 #[test]
 fn answers_that_take_seconds_raise_no_doubt_once_they_are_known_to() {
     let mut world = World::new(map(false, false), false);

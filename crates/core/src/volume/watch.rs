@@ -16,6 +16,7 @@ use crate::limits::{
     EXCLUDE_NS, MILLISECOND_NS, REQUEST_DEADLINE_NS, SECOND_NS, SLOW_FACTOR, TICK_NS,
 };
 use crate::map::DonorId;
+use crate::units::Time;
 use std::collections::{BTreeSet, VecDeque};
 
 /// Donors that have ended, and those that have been away for long, each by its own time: what they held
@@ -116,6 +117,12 @@ pub(super) fn failed(base: &mut Base, donor: DonorId, session: u64, failure: Lin
             base.links.waits = None;
             base.effects.push(Effect::Close { donor, session });
         }
+        (LinkFailure::NotOpened(_) | LinkFailure::Broken(_), State::Opening { again_at: None, .. })
+            if is_waited_for(base, donor) =>
+        {
+            wait_for(base, donor, DONOR_RETRY_NS);
+            base.effects.push(Effect::Close { donor, session });
+        }
         (failure, _) => {
             let hope = link.hope_after(&failure);
             set_aside_with(base, donor, failure.into_why(), hope);
@@ -127,6 +134,19 @@ pub(super) fn failed(base: &mut Base, donor: DonorId, session: u64, failure: Lin
 /// Nothing goes round a donor, and nobody waits for a reader.
 fn awaits_maps(base: &Base) -> bool {
     base.shape.read_only && base.shape.geometry.parity == 0
+}
+
+/// Nothing goes round a donor that was there: it is given all the time that a request has.
+fn is_waited_for(base: &Base, donor: DonorId) -> bool {
+    let link = &base.links[donor];
+    link.known && link.fenced && !link.shut_out && !can_do_without(base, donor)
+}
+
+/// Its link is tried again after this, until a request would have ended.
+fn wait_for(base: &mut Base, donor: DonorId, pause_ns: Time) {
+    let (until, again_at) = (base.now + REQUEST_DEADLINE_NS, Some(base.now + pause_ns));
+    base.links[donor].state = State::Opening { until, again_at };
+    base.links.waits = None;
 }
 
 /// Under the next session; what was on its way is sent again.
@@ -229,6 +249,12 @@ pub(super) fn expire(base: &mut Base) {
         }
     }
     for donor in late {
+        let is_first = matches!(base.links[donor].state, State::Opening { again_at: None, .. });
+        if is_first && is_waited_for(base, donor) {
+            // What is under way may still come, when this machine or that one is only busy.
+            wait_for(base, donor, CONNECT_DEADLINE_NS);
+            continue;
+        }
         let waited = match base.links[donor].state {
             State::Opening { again_at: Some(_), .. } => REQUEST_DEADLINE_NS,
             _ => CONNECT_DEADLINE_NS,
