@@ -254,9 +254,9 @@ fn who_is_excluded_keeps_what_only_its_memory_tells() {
     assert!(excludes.iter().all(|amend| amend.keep == [KeptSlot { group: 0, slot: 0 }]), "{excludes:?}");
 }
 
-/// The next writer of a `parity:2+2` of which nobody holds slot 0 any more. The others were written lately, and
-/// no number says by which write. Their fragments fit from one byte of an extent to another, as `fits` says it.
-/// What is recorded as lost.
+/// What the next writer of a `parity:2+2` records as lost, of which nobody holds slot 0 any more. The others
+/// were written lately, and no number says by which write. Their fragments fit from one byte of an extent to
+/// another, as `fits` says it.
 fn lost_beside_a_slot_that_is_gone(fits: impl Fn(u64, u64) -> bool) -> Vec<BadRange> {
     let map = without(&wide(Redundancy { data: 2, parity: 2 }), DonorId(1));
     let mut world = World::start(Volume::new(map, false, false));

@@ -154,6 +154,40 @@ fn files_and_functions_are_of_a_sitting() {
 }
 
 /// The parts of the volume machine are divided by what they own, so none is written in another's file.
+/// Beside what it has to say, each is as long as somebody reads in one go.
+#[test]
+fn what_is_read_first_stays_short_and_leads_to_what_is_there() {
+    let texts: Vec<(&str, String)> = ["README.md", "ARCHITECTURE.md", "docs/DETAILS.md"]
+        .map(|name| (name, std::fs::read_to_string(root().join(name)).expect("it is there")))
+        .to_vec();
+    let words =
+        |text: &str| text.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).count();
+    assert!(texts[0].1.lines().count() <= 90, "README has {} lines", texts[0].1.lines().count());
+    assert!(words(&texts[1].1) <= 3_000, "ARCHITECTURE has {} words", words(&texts[1].1));
+    let headings = |text: &str| -> Vec<String> {
+        let headings = text.lines().filter_map(|line| line.strip_prefix('#'));
+        let names = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase());
+        let kept = |c: &char| c.is_alphanumeric() || " -".contains(*c);
+        names.map(|name| name.chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
+    };
+    let mut dead = Vec::new();
+    for (name, text) in &texts {
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for link in links.filter(|link| !link.contains("://")) {
+            let (path, part) = link.split_once('#').unwrap_or((link, ""));
+            let from = root().join(name);
+            let file = if path.is_empty() { from } else { from.parent().expect("a folder").join(path) };
+            let there = std::fs::read_to_string(&file)
+                .is_ok_and(|text| part.is_empty() || headings(&text).iter().any(|heading| heading == part));
+            let is_folder = part.is_empty() && file.is_dir();
+            if !there && !is_folder {
+                dead.push(format!("{name}: {link}"));
+            }
+        }
+    }
+    assert_none("lead nowhere", &dead);
+}
+
 #[test]
 fn what_the_volume_machine_is_made_of_has_a_file_each() {
     let (mut found, mut seen) = (Vec::new(), 0);

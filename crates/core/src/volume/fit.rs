@@ -5,8 +5,8 @@
 //! becomes of rows that do not fit (`resync`). Invariant: rows are taken for whole only where at least one
 //! fragment more than the data was compared. Tests: `tests/volume_unclean.rs`, the simulator.
 //!
-//! A write that was acknowledged is on every slot that is held, so its row fits. Fragments that fit are all of
-//! before a write or all of after it, and nobody was told of a write that not all have.
+//! A write that was acknowledged is on every slot that is held, so its row fits. Fragments that fit are all
+//! of before a write or all of after it, and nobody was told of a write that not all have.
 
 use super::base::Base;
 use super::doubts::{self, Torn};

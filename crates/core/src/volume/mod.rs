@@ -14,10 +14,10 @@
 //! written by several requests), `lanes` (what several share), `flush`, `absent` (what a source is still to
 //! give), `expiry` (requests that are late); `watch` (donors that come and go), `changes` (what the
 //! coordinator is told, newer maps); `resync` (rows half written), `judge` (which of them fit together, by
-//! what donors list), `fit` (likewise, by what they hold); `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `proofs` (who does not wait for one); `cached`
-//! (reads from what was read ahead). Small parts: `types` (events, effects), `cache`, `buddy` (its memory),
-//! `numbers` (by which donors list writes), `merge` (what leaves as one request), `locks`, `scratch`,
-//! `pace`, `slab`.
+//! what donors list), `fit` (likewise, by what they hold); `upkeep` with `fill`, `heal`, `scrub`, `compare`,
+//! `age`; `proofs` (who does not wait for one); `cached` (reads from what was read ahead). Small parts:
+//! `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors list writes), `merge`
+//! (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
 
 mod absent;
 mod age;
