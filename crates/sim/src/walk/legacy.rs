@@ -47,6 +47,8 @@ pub(super) struct Legacy {
     pub(super) blocks: Vec<Truth>,
     pub(super) version: u8,
     pub(super) fault_left: bool,
+    /// The coordinator may yet start again, once.
+    pub(super) restart_left: bool,
     pub(super) now: Time,
 }
 
@@ -79,7 +81,7 @@ impl Legacy {
         let donor = Donor { fate: Fate::There, memory: Memory::default(), ledger: Ledger::default() };
         let blocks = vec![Truth { known: 0, maybe: BTreeSet::new() }; layout.data as usize];
         let donors = vec![donor; layout.data as usize + layout.parity as usize];
-        Legacy { donors, map, blocks, version: 0, fault_left: true, now: SECOND_NS }
+        Legacy { donors, map, blocks, version: 0, fault_left: true, restart_left: true, now: SECOND_NS }
     }
 
     pub(super) fn digest(&self) -> u64 {
@@ -90,7 +92,7 @@ impl Legacy {
             (*fate == Fate::Gone, still, memory.get(0, BLOCK), memory.sums(0, BLOCK)).hash(&mut hasher);
             format!("{ledger:?}").hash(&mut hasher);
         }
-        (&self.blocks, self.version, self.fault_left).hash(&mut hasher);
+        (&self.blocks, self.version, self.fault_left, self.restart_left).hash(&mut hasher);
         format!("{:?} {:?}", self.map.groups, self.map.bad).hash(&mut hasher);
         hasher.finish()
     }

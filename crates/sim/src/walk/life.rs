@@ -466,8 +466,14 @@ impl Life<'_> {
                 if !amend.bad.is_empty() {
                     return Err(format!("{:?} are given up", amend.bad));
                 }
-                self.legacy.amend(&amend);
-                self.events.push_back(Event::Amended(Some(self.legacy.map.clone())));
+                // It may start again before it has stored that, or before it has answered.
+                let restart = self.choices.choose(if self.legacy.restart_left { 3 } else { 1 });
+                self.legacy.restart_left &= restart == 0;
+                if restart != 1 {
+                    self.legacy.amend(&amend);
+                }
+                let answer = (restart == 0).then(|| self.legacy.map.clone());
+                self.events.push_back(Event::Amended(answer));
             }
             Effect::Complete { tag, result, .. } => self.completed(tag, result)?,
             Effect::WakeAt(at) => self.wake_at = Some(self.wake_at.map_or(at, |other| other.min(at))),

@@ -4,7 +4,7 @@
 //! Owns: a world of one row and as many donors as it has fragments, without spares; the order of all that
 //! happens in it, each order once; and what must hold: whoever attaches next reads what was acknowledged, or
 //! what was being written, and the same again. Never: chance, bytes on a wire (`serving` has those), or the
-//! coordinator, for which stands what it does with an amendment.
+//! coordinator, for which stands what it does with an amendment, and that it may start again meanwhile.
 //!
 //! A walk is made of lives. In each a writer attaches, reads all, writes, and may be killed between any two
 //! events; once in a walk a donor is killed, or stands still for a while. What a life leaves behind is a
