@@ -233,7 +233,7 @@ fn table(volumes: &[VolumeStatus]) -> Vec<String> {
             volume.name.clone(),
             show_bytes(volume.size),
             volume.redundancy.to_string(),
-            content::word(&volume.content),
+            content::word(&volume.content) + if volume.encrypted { ", encrypted" } else { "" },
             health::word(volume),
             health::may_lose(volume),
             holders(&volume.attachments),

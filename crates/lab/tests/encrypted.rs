@@ -83,6 +83,7 @@ fn rebuilt_without_the_key(redundancy: &str) {
     let made = pool.json(["create", "case", &size, "--redundancy", redundancy, "--encrypt"]);
     let status = &made["status"];
     assert_eq!((&status["encrypted"], &status["size"]), (&json!(true), &json!(SIZE)));
+    assert!(pool.ok(["list"]).contains(", encrypted"), "it is told in the list");
     let mut model = vec![0; SIZE as usize];
     let attached = pool.attach_fuse("case", &[]);
     fill(&attached.path, 3, &mut model);
