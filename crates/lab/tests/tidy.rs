@@ -158,7 +158,7 @@ fn files_and_functions_are_of_a_sitting() {
 #[test]
 fn what_is_read_first_stays_short_and_leads_to_what_is_there() {
     let texts: Vec<(&str, String)> = ["README.md", "ARCHITECTURE.md", "docs/DETAILS.md"]
-        .map(|name| (name, std::fs::read_to_string(root().join(name)).expect("it is there")))
+        .map(|name| (name, fs::read_to_string(root().join(name)).expect("it is there")))
         .to_vec();
     let words =
         |text: &str| text.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).count();
@@ -177,7 +177,7 @@ fn what_is_read_first_stays_short_and_leads_to_what_is_there() {
             let (path, part) = link.split_once('#').unwrap_or((link, ""));
             let from = root().join(name);
             let file = if path.is_empty() { from } else { from.parent().expect("a folder").join(path) };
-            let there = std::fs::read_to_string(&file)
+            let there = fs::read_to_string(&file)
                 .is_ok_and(|text| part.is_empty() || headings(&text).iter().any(|heading| heading == part));
             let is_folder = part.is_empty() && file.is_dir();
             if !there && !is_folder {
