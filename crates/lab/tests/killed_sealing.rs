@@ -44,7 +44,9 @@ fn entries(pool: &Pool, volume: &str) -> Vec<Value> {
 impl Stage {
     fn new() -> Stage {
         let mut pool = Pool::of(Access::Members, State::Directory, None);
-        (0..4).for_each(|number| drop(pool.donate(&format!("d{number}"), "768M")));
+        for number in 0..4 {
+            pool.donate(&format!("d{number}"), "768M");
+        }
         let mut dice = Dice::new(38);
         let image: Vec<u8> = (0..BYTES / 8).flat_map(|_| dice.roll().to_le_bytes()).collect();
         let image = pool.scratch().file("disk.dd", &image);
