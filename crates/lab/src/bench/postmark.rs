@@ -1,19 +1,15 @@
 //! The part `postmark`: the experiment of the paper on DRALIC (He, Zhang, Yang, 2002): PostMark on the disk
-//! of one node, and on a volume over the disks of two, three and four.
+//! of one node, and on a volume over the disks of two, three and four, whose first one it runs on.
 //!
-//! Disks are models (`disk_model`). Each pool's hosts have links of their own; PostMark runs on the first of
-//! them, whose disk has its share of the volume. Baseline and pools have the same ext4 on a loop device.
+//! How the file system uses the disk decides. Names are put down when a creation or deletion returns (chattr
+//! +D), as file systems of the time did and the paper's 78 transactions a second on a disk of 12 ms tell;
+//! data goes by the page cache, of which PostMark has 64 MiB, a machine's of the time. With ext4's defaults
+//! a small run never reaches a disk. What a name waits for is one request after the other; what the cache
+//! writes back is many at once. All have the same ext4 on a loop device; disks are models (`disk_model`).
 //!
-//! What decides is how the file system uses the disk, so this is said: names are put down when a creation or
-//! deletion returns (chattr +D), as file systems of the time did, and as the paper's 78 transactions a second
-//! on a disk of 12 ms tell; data goes by the page cache, of which PostMark has 64 MiB, as a machine of the
-//! time had. With names put down later a small run would never reach a disk, and with all of today's memory no
-//! run would. What the page cache writes back is many requests at once, of which a disk serves one at a time;
-//! what a name waits for is one request after the other.
-//!
-//! Invariant: the rate is of transactions alone, counted in the directory, between two moments after all of
-//! the files were made: each makes or deletes exactly one file, and files are numbered. It is bounded in time,
-//! so a cell is a part of a run where disks are slow. Called by: `bench`. Tests: below.
+//! Invariant: the rate is of transactions alone, counted in the directory between two moments after all files
+//! were made: each makes or deletes one file, and files are numbered. A cell is bounded in time. Called by:
+//! `bench`. Tests: below.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -134,6 +130,7 @@ fn one_disk(bench: &mut Bench, model: &'static DiskModel, rates: &mut Rates) {
     for run in &RUNS {
         bench.set(&format!("{}, {}, one disk", model.name, run.name));
         let rate = measure(run, &disk.device, bench.quick);
+        bench.prepare(&format!("{rate:.1} a second"));
         rates.insert(Cell { model: model.id, run: run.name, pooled: None }, rate);
         let value: Series = [rate].into_iter().collect();
         let id = format!("postmark.{}.{}.base", model.id, run.name);
@@ -166,6 +163,7 @@ fn pooled(
         let which = format!("{}, {}, {} over {link}, {}", model.name, run.name, name, writes.word());
         bench.set(&which);
         let rate = measure(run, &device, bench.quick);
+        bench.prepare(&format!("{rate:.1} a second"));
         rates.insert(Cell { model: model.id, run: run.name, pooled: Some((link, name, writes)) }, rate);
         let base = rates[&Cell { model: model.id, run: run.name, pooled: None }];
         let [value, base] = [rate, base].map(|once| [once].into_iter().collect::<Series>());
@@ -192,7 +190,10 @@ fn measure(run: &Run, device: &Path, quick: bool) -> f64 {
     let name = device.display().to_string();
     // Nobody zeroes the tables of inodes meanwhile. What a volume on disk is told to forget it puts down,
     // page by page of its log: that takes a minute of such disks, and no transaction needs it.
-    tools::run("mkfs.ext4", ["-q", "-F", "-b", "4096", "-i", "8192", "-E", "lazy_itable_init=1,nodiscard", &name]);
+    tools::run(
+        "mkfs.ext4",
+        ["-q", "-F", "-b", "4096", "-i", "8192", "-E", "lazy_itable_init=1,nodiscard", &name],
+    );
     let point = scratch.directory("ext4");
     let mounted = Mounted::new(&["-o", "noinit_itable"], device, &point);
     let files = point.join("files");
@@ -224,7 +225,7 @@ fn measure(run: &Run, device: &Path, quick: bool) -> f64 {
     };
     process.kill();
     drop(process);
-    mounted.unmount();
+    mounted.unmount_in_time();
     (to.1 - from.1) as f64 / (to.0 - from.0).as_secs_f64()
 }
 
