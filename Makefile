@@ -130,7 +130,7 @@ bench-disks: build ## by itself: a volume on a disk beside the disk, nbdfuse on 
 	@echo "== benchmark, disks"
 	@$(bench) disks
 
-bench-postmark: build ## by itself: PostMark on a disk and on pools of 2 to 4, beside DRALIC's (root; 2 h, QUICK=1 10 min; WRITE_BACK=1)
+bench-postmark: build ## by itself: PostMark on a disk and on pools of 2 to 4, beside DRALIC's (root; 2 h, QUICK=1 11 min; WRITE_BACK=1)
 	@scripts/setup postmark
 	@echo "== benchmark, PostMark"
 	@$(bench) postmark
