@@ -21,7 +21,7 @@ without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else ec
 
 .PHONY: help setup build install dist demo test format lint unit instructions sim e2e fuzz bench bench-local bench-front bench-lan \
   bench-ahead bench-remote bench-thesis bench-scale bench-seeds \
-  bench-codes bench-disks bench-repair bench-owner mutants faults unclean sim-bugs walk clean
+  bench-codes bench-disks bench-postmark bench-repair bench-owner mutants faults unclean sim-bugs walk clean
 
 help: ## say what there is (the default)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -129,6 +129,11 @@ bench-repair: build ## by itself: writes, degraded reads and a rebuild beside ip
 bench-disks: build ## by itself: a volume on a disk beside the disk, nbdfuse on nbdkit and memory (root; five minutes)
 	@echo "== benchmark, disks"
 	@$(bench) disks
+
+bench-postmark: build ## by itself: PostMark on a disk and on pools of 2 to 4, beside DRALIC's (root; 2 h, QUICK=1 11 min; WRITE_BACK=1)
+	@scripts/setup postmark
+	@echo "== benchmark, PostMark"
+	@$(bench) postmark
 
 bench-owner: build ## by itself: how long an owner waits for 4 GiB that a donor's data takes (root)
 	@echo "== benchmark, owner"

@@ -1,7 +1,7 @@
 //! The command line: what can be asked for, with examples. Never: behaviour.
 
 use crate::cli_attach::ATTACH_EXAMPLES;
-pub use crate::cli_attach::{Attach, Diff};
+pub use crate::cli_attach::{Attach, Detach, Diff};
 use crate::cli_custody::{
     CaseArgs, Handover, LOG_EXAMPLES, Log, REPORT_EXAMPLES, VERIFY_LOG_EXAMPLES, VerifyLog,
 };
@@ -9,6 +9,7 @@ use crate::cli_machine::{DOCTOR_EXAMPLES, Doctor, Manual};
 pub use crate::cli_members::EncryptArg;
 use crate::cli_members::{Grant, Join, Member, Token};
 use crate::cli_model::{MODEL_EXAMPLES, Model, SIMULATE_EXAMPLES, Simulate};
+use crate::cli_node::{NODE_EXAMPLES, Node};
 use crate::cli_saving::{SAVE_EXAMPLES, Save};
 use crate::cli_seal::{MANIFEST_EXAMPLES, SEAL_EXAMPLES};
 pub use crate::cli_seal::{Manifest, Verify};
@@ -16,10 +17,9 @@ use crate::cli_serving::{Coordinate, Donate};
 use crate::cli_validate::{VALIDATE_EXAMPLES, Validate};
 use crate::expected::Hash;
 use cheetah_core::map::{Medium, Redundancy};
-use cheetah_core::units::{BadSize, parse_bytes};
+use cheetah_core::units::parse_bytes;
 use cheetah_rim::volume::Rule;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use std::fmt;
 use std::path::PathBuf;
 
 const EXIT_CODES: &str = "\
@@ -114,6 +114,10 @@ pub enum Command {
         after_help = "Examples:\n  cheetah donate 16G --pool cheetah://10.0.0.5:10808/TOKEN     the line that the coordinator printed\n  cheetah donate auto --listen 10.0.0.7:0\n  cheetah donate auto --reserve 8G --max 32G\n  cheetah donate nbd://10.0.0.9:10809/disk    lend another NBD server's space\n  cheetah donate 2G --no-pool                 one NBD export, no coordinator"
     )]
     Donate(Donate),
+    /// All that one machine lends, and all that it shall have attached, until SIGTERM or Ctrl-C: then it
+    /// detaches, and its donors end as by themselves. What ends before is started again.
+    #[command(after_help = NODE_EXAMPLES)]
+    Node(Node),
     /// Make a volume.
     #[command(
         after_help = "Examples:\n  cheetah create case7 500G\n  cheetah create scratch all --redundancy stripe:4\n  cheetah create safe 100G --redundancy parity:4+2\n  cheetah create pool all --redundancy linear --follow\n  cheetah create case8 100G --encrypt         donors get ciphertext"
@@ -272,6 +276,7 @@ impl Command {
             Command::Leave(options) => &options.json,
             Command::Coordinate(options) => &options.json,
             Command::Donate(options) => &options.json,
+            Command::Node(options) => &options.json,
             Command::Join(options) => &options.json,
             Command::Token(Token::New(options)) => &options.json,
             Command::Token(Token::List(options)) | Command::Member(Member::List(options)) => &options.json,
@@ -367,50 +372,6 @@ impl From<ReadAhead> for Rule {
             ReadAhead::Off => Rule::Off,
         }
     }
-}
-
-/// A value that an option does not take.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BadValue {
-    Size(BadSize),
-    Sector,
-    Cache,
-}
-
-impl fmt::Display for BadValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BadValue::Size(bad) => bad.fmt(f),
-            BadValue::Sector => f.write_str("sectors have 512 or 4096 bytes"),
-            BadValue::Cache => f.write_str("a cache has 1M to 3G; `--read-ahead off` does without"),
-        }
-    }
-}
-
-impl std::error::Error for BadValue {}
-
-pub fn parse_sector(text: &str) -> Result<u32, BadValue> {
-    match text {
-        "512" => Ok(512),
-        "4096" | "4K" | "4k" => Ok(4096),
-        _ => Err(BadValue::Sector),
-    }
-}
-
-pub fn parse_cache(text: &str) -> Result<u64, BadValue> {
-    match parse_bytes(text).map_err(BadValue::Size)? {
-        bytes @ 0x10_0000..=0xc000_0000 => Ok(bytes),
-        _ => Err(BadValue::Cache),
-    }
-}
-
-#[derive(Debug, Args)]
-pub struct Detach {
-    pub name: String,
-    #[command(flatten)]
-    pub pool: PoolArg,
-    #[command(flatten)]
-    pub json: JsonArg,
 }
 
 #[derive(Debug, Args)]

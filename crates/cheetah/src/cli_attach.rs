@@ -1,8 +1,10 @@
-//! The command lines of `attach` and `diff`. Never: behaviour.
+//! The command lines of `attach`, `detach` and `diff`. Never: behaviour.
 
-use crate::cli::{Front, JsonArg, PoolArg, ReadAhead, parse_cache, parse_sector};
+use crate::cli::{Front, JsonArg, PoolArg, ReadAhead};
 use cheetah_core::limits::POLL_DEFAULT_US;
+use cheetah_core::units::{BadSize, parse_bytes};
 use clap::{Args, ValueHint};
+use std::fmt;
 use std::path::PathBuf;
 
 pub const ATTACH_EXAMPLES: &str = "\
@@ -76,4 +78,48 @@ pub struct Diff {
     pub pool: PoolArg,
     #[command(flatten)]
     pub json: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub struct Detach {
+    pub name: String,
+    #[command(flatten)]
+    pub pool: PoolArg,
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+/// A value that an option does not take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BadValue {
+    Size(BadSize),
+    Sector,
+    Cache,
+}
+
+impl fmt::Display for BadValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BadValue::Size(bad) => bad.fmt(f),
+            BadValue::Sector => f.write_str("sectors have 512 or 4096 bytes"),
+            BadValue::Cache => f.write_str("a cache has 1M to 3G; `--read-ahead off` does without"),
+        }
+    }
+}
+
+impl std::error::Error for BadValue {}
+
+pub fn parse_sector(text: &str) -> Result<u32, BadValue> {
+    match text {
+        "512" => Ok(512),
+        "4096" | "4K" | "4k" => Ok(4096),
+        _ => Err(BadValue::Sector),
+    }
+}
+
+pub fn parse_cache(text: &str) -> Result<u64, BadValue> {
+    match parse_bytes(text).map_err(BadValue::Size)? {
+        bytes @ 0x10_0000..=0xc000_0000 => Ok(bytes),
+        _ => Err(BadValue::Cache),
+    }
 }

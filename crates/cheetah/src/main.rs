@@ -13,6 +13,7 @@ mod cli_custody;
 mod cli_machine;
 mod cli_members;
 mod cli_model;
+mod cli_node;
 mod cli_saving;
 mod cli_seal;
 mod cli_serving;
@@ -45,6 +46,7 @@ mod mapfile;
 mod members;
 mod model;
 mod mover;
+mod node;
 mod on_disk;
 mod open;
 mod output;
@@ -199,6 +201,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Grow(options) => pool::grow(options).await,
         Command::Grant(options) => members::grant(options).await,
         Command::Delete(options) => pool::delete(options).await,
+        Command::Node(options) => node::node(options).await,
         Command::Leave(options) => leave::leave(options).await,
         Command::Join(options) => members::join(options).await,
         Command::Token(command) => members::token(command).await,

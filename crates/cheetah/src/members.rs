@@ -29,7 +29,7 @@ const FIRST_TOKEN_LASTS: Duration = Duration::from_secs(24 * 3600);
 const LINE_BYTES_MAX: u64 = 4096;
 
 /// An address with a token, kept from the command line.
-const INVITATION_VARIABLE: &str = "CHEETAH_INVITATION";
+pub const INVITATION_VARIABLE: &str = "CHEETAH_INVITATION";
 
 /// What names a key file in place of `--key-file`.
 const KEY_FILE_VARIABLE: &str = "CHEETAH_KEY_FILE";
@@ -212,7 +212,7 @@ async fn come_in(invitation: Invitation) -> Result<Member, Failure> {
     Ok(Member { identity, url, is_new: true })
 }
 
-fn without_token(argument: &OsStr) -> Option<(String, String)> {
+pub(crate) fn without_token(argument: &OsStr) -> Option<(String, String)> {
     let text = argument.to_str()?;
     let (option, url) = match text.split_once('=') {
         Some((option, url)) if option.starts_with("--") => (format!("{option}="), url),

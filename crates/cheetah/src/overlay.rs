@@ -8,9 +8,14 @@ use cheetah_core::api::{Call, Create, Size};
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_rim::control::Client;
 
+/// What it is called. `name`: empty for the usual one.
+pub fn name_of(base: &str, name: String) -> String {
+    if name.is_empty() { format!("{base}-overlay") } else { name }
+}
+
 /// The name of the overlay of `base`, which is there from then on. `name`: empty for the usual one.
 pub async fn make(pool: &Client, base: &str, name: String) -> Result<String, Failure> {
-    let name = if name.is_empty() { format!("{base}-overlay") } else { name };
+    let name = name_of(base, name);
     if let Ok(there) = volume(pool, Call::Show { name: name.clone() }).await {
         return match there.status.content.overlay {
             Some(overlay) if overlay.base == base => Ok(name),

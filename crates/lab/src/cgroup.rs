@@ -63,6 +63,11 @@ impl Cgroup {
         fs::write(self.path.join(self.files.limit), bytes.to_string()).expect("a memory limit");
     }
 
+    /// Sets a limit below what is used; whether the kernel found so much to let go of.
+    pub fn try_limit(&self, bytes: u64) -> bool {
+        fs::write(self.path.join(self.files.limit), bytes.to_string()).is_ok()
+    }
+
     pub fn processes(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::tools;
+use crate::{tools, wait};
 
 /// Mounted, until `unmount`.
 #[derive(Debug)]
@@ -15,6 +15,15 @@ impl<'a> Mounted<'a> {
     pub fn new(arguments: &[&str], device: &Path, point: &'a Path) -> Self {
         tools::expect_success(tools::command("mount").args(arguments).arg(device).arg(point));
         Self(point)
+    }
+
+    /// The same, behind a process that was killed: others may look at what is mounted for a moment.
+    #[track_caller]
+    pub fn unmount_in_time(self) {
+        wait::until("nobody uses the file system", wait::SOON, || {
+            tools::output(tools::command("umount").arg(self.0)).status.success()
+        });
+        std::mem::forget(self);
     }
 
     /// Nobody may be using it.

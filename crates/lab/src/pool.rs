@@ -308,6 +308,13 @@ impl Pool {
         self.donate_on(node, name, &[size, "--listen", &listen])
     }
 
+    /// Starts a donor of a disk on this host of the lab, with so much of it in memory.
+    #[track_caller]
+    pub fn donate_disk_at(&mut self, node: Node, name: &str, disk: &str, cache: &str) -> &mut Process {
+        let listen = format!("{}:0", self.address_of(node));
+        self.donate_on(node, name, &["--disk", disk, "--cache", cache, "--listen", &listen])
+    }
+
     /// Starts `host-1`, `host-2` and so on, each on its host of the lab, all at once.
     #[track_caller]
     pub fn donate_everywhere(&mut self, donors: u8, size: &str) {
@@ -454,6 +461,13 @@ impl Pool {
         self.attach(name, Some(&directory), "loop", more)
     }
 
+    /// The same on another host of the lab than the examiner's.
+    #[track_caller]
+    pub fn attach_loop_at(&mut self, node: Node, name: &str) -> Attached {
+        let directory = self.mount_directory(name);
+        self.attach_at(node, name, Some(&directory), "loop", &[])
+    }
+
     /// Attaches a volume as an NBD export on TCP.
     #[track_caller]
     pub fn attach_export(&mut self, name: &str, more: &[&str]) -> Attached {
@@ -470,12 +484,31 @@ impl Pool {
 
     #[track_caller]
     fn attach(&mut self, name: &str, directory: Option<&Path>, front: &str, more: &[&str]) -> Attached {
+        self.attach_at(Node::Client, name, directory, front, more)
+    }
+
+    #[track_caller]
+    fn attach_at(
+        &mut self,
+        node: Node,
+        name: &str,
+        directory: Option<&Path>,
+        front: &str,
+        more: &[&str],
+    ) -> Attached {
         let mut arguments: Vec<String> = vec!["attach".into(), name.into()];
         arguments.extend(directory.map(|path| path.display().to_string()));
         arguments.extend(["--front".into(), front.into()]);
         arguments.extend(more.iter().map(|argument| (*argument).to_owned()));
         self.attached.push(name.to_owned());
-        let answer = self.json(&arguments);
+        arguments.push("--json".into());
+        let mut command = self.command_on(node);
+        let said = run_to_end({
+            command.args(&arguments);
+            command
+        });
+        assert!(said.status.success(), "cheetah {arguments:?}: {}\n{}{}", said.status, said.out, said.err);
+        let answer: Value = serde_json::from_str(&said.out).expect("an attachment in JSON");
         let text = |field: &str| answer[field].as_str().unwrap_or_default().to_owned();
         let pid = answer["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or_default();
         let uri = self.certified(&text("uri"));

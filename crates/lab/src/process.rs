@@ -53,12 +53,23 @@ impl Process {
     /// or the limit passes.
     #[track_caller]
     pub fn wait_for_line(&mut self, pattern: &str, limit: Duration) -> String {
+        self.wait_for(pattern, limit, |log| whole_lines(log).collect())
+    }
+
+    /// The same, of a line that may still go on.
+    #[track_caller]
+    pub fn wait_for_line_begun(&mut self, pattern: &str, limit: Duration) -> String {
+        self.wait_for(pattern, limit, |log| log.lines().collect())
+    }
+
+    #[track_caller]
+    fn wait_for(&mut self, pattern: &str, limit: Duration, lines: fn(&str) -> Vec<&str>) -> String {
         let start = std::time::Instant::now();
         loop {
             // Asked before the log is read: what it printed before it ended must still be found.
             let ended = self.child.try_wait().expect("the state of a child");
             let log = self.log();
-            if let Some(line) = whole_lines(&log).find(|line| line.contains(pattern)) {
+            if let Some(line) = lines(&log).into_iter().find(|line| line.contains(pattern)) {
                 return line.to_owned();
             }
             if let Some(status) = ended {

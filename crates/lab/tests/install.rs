@@ -54,10 +54,11 @@ impl Package {
 }
 
 /// What is packed at this place, for everybody to read, and of root.
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     "etc/cheetah/cheetah.toml",
     "usr/lib/systemd/system/cheetah-coordinator.service",
     "usr/lib/systemd/system/cheetah-donor.service",
+    "usr/lib/systemd/system/cheetah-node.service",
     "usr/share/bash-completion/completions/cheetah",
     "usr/share/zsh/vendor-completions/_cheetah",
     "usr/share/fish/vendor_completions.d/cheetah.fish",
@@ -110,11 +111,16 @@ fn the_same_program_gives_the_same_package() {
 fn services_are_as_systemd_has_them() {
     let package = Package::new();
     let units = package.scratch.directory("units");
-    for name in ["cheetah-coordinator.service", "cheetah-donor.service"] {
+    let own = &["User=cheetah", "NoNewPrivileges=yes", "ProtectSystem=strict"][..];
+    for (name, own) in [
+        ("cheetah-coordinator.service", own),
+        ("cheetah-donor.service", own),
+        ("cheetah-node.service", &["KillMode=mixed"]),
+    ] {
         let text =
             fs::read_to_string(package.root.join("usr/lib/systemd/system").join(name)).expect("a unit");
-        for line in ["Type=notify", "User=cheetah", "NoNewPrivileges=yes", "ProtectSystem=strict"] {
-            assert!(text.lines().any(|there| there == line), "{name} lacks {line}");
+        for line in own.iter().chain(&["Type=notify", "RestartPreventExitStatus=2"]) {
+            assert!(text.lines().any(|there| there == *line), "{name} lacks {line}");
         }
         // It is looked whether the program is there.
         let here = package.program().display().to_string();

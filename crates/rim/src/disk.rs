@@ -6,12 +6,13 @@
 //! is on the disk; a block is in memory as long as somebody holds it (`hold`, `begin`), and leaves memory
 //! only when the disk has it; what comes from the disk never covers what was written meanwhile.
 //!
-//! Parts: `file` and `export` (its bytes), `journal` (core's order of a write, on them), `teller` and
-//! `threads` (who waits for the disk); core's `Resident` says what is in memory. Called by the donor's
-//! server and `cheetah donate`. Tests: there, `lab/disks.rs`, `sim`.
+//! Parts: `file` and `export` (its bytes), `journal` (core's order of a write, on them), `joined` (neighbours
+//! as one request), `teller` and `threads` (who waits for the disk); core's `Resident` says what is in
+//! memory. Called by the donor's server and `cheetah donate`. Tests: there, `lab/disks.rs`, `sim`.
 
 mod export;
 mod file;
+mod joined;
 mod journal;
 mod teller;
 mod threads;

@@ -8,9 +8,9 @@
 //! process that stays outside), `part` (what one measures with), `row` (judges), `rounds` (takes turns),
 //! `worker` (makes loads, by a `child`), `results` (writes); the table's parts `local` (with `contenders`
 //! and `latency`), `front`, `lan`, `far`, `seeds`, `scale` (with `simulated`), `ahead`, `thesis`, and those
-//! that are measured by name, `codes`, `parity`, `disks`, `repair`, `owner`, `remote`; their loads
-//! `client`, `direct`, `file`, `libnbd`, `ping`; `machine`, `quiet` and `share` (what it runs on),
-//! `progress` and `plot`. Tests: in each of them.
+//! that are measured by name, `codes`, `parity`, `disks`, `repair`, `owner`, `remote`, `postmark` (with
+//! `disk_model`); their loads `client`, `direct`, `file`, `libnbd`, `ping`; `machine`, `quiet` and `share`
+//! (what it runs on), `progress` and `plot`. Tests: in each of them.
 
 mod ahead;
 mod child;
@@ -18,6 +18,7 @@ mod client;
 mod codes;
 mod contenders;
 mod direct;
+mod disk_model;
 mod disks;
 mod far;
 mod file;
@@ -33,6 +34,7 @@ mod parity;
 mod part;
 mod ping;
 mod plot;
+mod postmark;
 mod progress;
 mod quiet;
 mod remote;
@@ -80,12 +82,13 @@ const PARTS: [Part; 8] = [
 
 /// Measured where they are named: they take many gigabytes of memory, are about a library alone, or take long
 /// and are about one command.
-const BY_NAME: [Part; 6] = [
+const BY_NAME: [Part; 7] = [
     Part::new("codes", codes::SECONDS, codes::SETS, codes::run).without_network(),
     Part::new("parity", parity::SECONDS, parity::SETS, parity::run),
     Part::new("disks", disks::SECONDS, disks::SETS, disks::run),
     Part::new("remote", remote::SECONDS, remote::SETS, remote::run),
     Part::new("repair", repair::SECONDS, repair::SETS, repair::run),
+    Part::new("postmark", postmark::SECONDS, postmark::SETS, postmark::run),
     Part::new("owner", owner::SECONDS, owner::SETS, owner::run),
 ];
 
@@ -93,6 +96,7 @@ struct Options {
     parts: Vec<&'static Part>,
     json: bool,
     quick: bool,
+    write_back: bool,
 }
 
 /// The program.
@@ -119,13 +123,15 @@ pub fn main() -> ExitCode {
 }
 
 fn options(arguments: &[String]) -> Result<Options, String> {
-    let quick = std::env::var("QUICK").is_ok_and(|quick| !quick.is_empty() && quick != "0");
-    let mut options = Options { parts: Vec::new(), json: false, quick };
+    let set = |name: &str| std::env::var(name).is_ok_and(|set| !set.is_empty() && set != "0");
+    let (quick, write_back) = (set("QUICK"), set("WRITE_BACK"));
+    let mut options = Options { parts: Vec::new(), json: false, quick, write_back };
     for argument in arguments {
         match (argument.as_str(), PARTS.iter().chain(&BY_NAME).find(|part| part.name == argument)) {
             (_, Some(part)) => options.parts.push(part),
             ("--json", _) => options.json = true,
             ("--quick", _) => options.quick = true,
+            ("--write-back", _) => options.write_back = true,
             _ => return Err(usage()),
         }
     }
@@ -138,7 +144,7 @@ fn options(arguments: &[String]) -> Result<Options, String> {
 fn usage() -> String {
     let names = |parts: &[Part]| parts.iter().map(|part| part.name).collect::<Vec<_>>().join(", ");
     format!(
-        "usage: bench [--quick] [--json] [PART]...\nwhere none is named: {}; others: {}",
+        "usage: bench [--quick] [--json] [--write-back] [PART]...\nwhere none is named: {}; others: {}",
         names(&PARTS),
         names(&BY_NAME)
     )
@@ -156,6 +162,7 @@ fn measure(options: &Options, congestion_control: &str) -> ExitCode {
     let mut results = Results::open(machine::describe(&share.described(), congestion_control));
     let mut bench = Bench {
         quick: options.quick,
+        write_back: options.write_back,
         rounds,
         time,
         probe: Probe::new(),
@@ -237,6 +244,7 @@ mod tests {
         assert_eq!(all.parts.len(), PARTS.len());
         let some = parse(&["local", "--json"]).expect("a part");
         assert_eq!((some.parts[0].name, some.parts.len(), some.json), ("local", 1, true));
+        assert!(parse(&["postmark", "--write-back"]).is_ok_and(|postmark| postmark.write_back));
         let apart = parse(&["codes", "repair", "--quick"]).expect("parts that are measured by name");
         assert!(apart.quick && apart.parts.iter().map(|part| part.needs_network).eq([false, true]));
         assert!(parse(&["moon"]).is_err_and(|usage| usage.contains("local") && usage.contains("codes")));

@@ -35,6 +35,8 @@ impl Part {
 pub struct Bench {
     /// Fewer and shorter turns: to see that all of it works.
     pub quick: bool,
+    /// Volumes on disks also with writes acknowledged from memory.
+    pub write_back: bool,
     pub rounds: usize,
     /// How long a turn of a load takes.
     pub time: Duration,

@@ -5,6 +5,7 @@
 
 use super::DiskError;
 use super::file::{Blocks, Pages};
+use super::joined;
 use crate::code::crc32c;
 use cheetah_core::disk::{self, JournalError, OpenError, Place};
 use cheetah_core::limits::BLOCK_BYTES;
@@ -44,7 +45,7 @@ impl disk::Pages for OnBlocks {
                 .map(|(at, blocks)| (*at, &write.data.bytes()[blocks.start * BLOCK..blocks.end * BLOCK]))
         });
         let all: Vec<(u64, &[u8])> = each.collect();
-        let mut results = self.0.write_all(&all).into_iter();
+        let mut results = joined::write_all(&*self.0, &all).into_iter();
         pieces.iter().map(|pieces| results.by_ref().take(pieces.len()).collect()).collect()
     }
 
