@@ -138,7 +138,8 @@ impl World {
         match &request {
             _ if self.coordinator.stranger.is_some() => {}
             Call::Renew { token, .. } if !self.coordinator.renewed.is_empty() => {
-                self.coordinator.renewed.insert(*token, self.now);
+                let now = self.counted();
+                self.coordinator.renewed.insert(*token, now);
             }
             Call::Sync { donor, .. } | Call::Join(Join { donor, .. }) => {
                 self.coordinator.heard.insert(*donor, self.now);

@@ -7,7 +7,7 @@
 use crate::client::Phase;
 use crate::plan::Bug;
 use crate::world::{ClientEv, DonorEv, Ev, World, say};
-use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
+use cheetah_core::limits::{ASLEEP_NS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::units::Time;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,6 +64,11 @@ impl World {
                 self.coordinator_ticks();
             }
             return;
+        }
+        let shows = self.coordinator.clock.read(self.now) + length;
+        if self.coordinator.wake_at.is_none_or(|at| shows <= at + ASLEEP_NS) {
+            // Too short to be told from time that passed.
+            self.coordinator.hastened += length;
         }
         self.coordinator.clock.leap(length);
         let due = self.coordinator.wake_at.take();

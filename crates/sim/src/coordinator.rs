@@ -39,8 +39,10 @@ pub(crate) struct CoordinatorHost {
     pub(crate) stranger: Option<Stranger>,
     /// Its process is stopped: what it is told waits, and its time does not pass.
     pub(crate) stopped_until: Time,
-    /// When a lease was last given or renewed.
+    /// When a lease was last given or renewed; its clock's leaps that count as time are added.
     pub(crate) renewed: BTreeMap<LeaseToken, Time>,
+    /// So much its clock leapt in all, without having slept by its own rule.
+    pub(crate) hastened: u64,
     /// When a donor was last heard of, since the last start.
     pub(crate) heard: BTreeMap<DonorId, Time>,
     /// Leases that may end at any time: detached, or their call was given up.
@@ -61,6 +63,7 @@ impl CoordinatorHost {
             stranger: None,
             stopped_until: 0,
             renewed: BTreeMap::new(),
+            hastened: 0,
             heard: BTreeMap::new(),
             ending: BTreeSet::new(),
         }
@@ -140,7 +143,7 @@ impl World {
 
     /// What comes while it is stopped is found when it goes on, in any order.
     pub(crate) fn waits_for_the_stopped(&mut self, event: Ev) -> Option<Ev> {
-        let until = self.coordinator.stopped_until;
+        let (until, counted) = (self.coordinator.stopped_until, self.counted());
         if until <= self.now || self.coordinator.machine.is_none() {
             return Some(event);
         }
@@ -150,7 +153,7 @@ impl World {
             && let Some(renewed) = self.coordinator.renewed.get_mut(token)
         {
             // Its holder did what it could.
-            *renewed = self.now;
+            *renewed = counted;
         }
         let after = self.rng.below(5 * MILLISECOND_NS);
         self.at(until + after, event);
@@ -214,7 +217,8 @@ impl World {
                     self.content_is_right(record);
                 }
                 if let Record::Lease(LeaseRecord { token, .. }) = &record {
-                    self.coordinator.renewed.entry(*token).or_insert(self.now);
+                    let now = self.counted();
+                    self.coordinator.renewed.entry(*token).or_insert(now);
                 }
                 self.coordinator.store.insert(record.key(), record);
             }
@@ -300,6 +304,11 @@ impl World {
         }
     }
 
+    /// The time by which the coordinator may end leases.
+    pub(crate) fn counted(&self) -> Time {
+        self.now + self.coordinator.hastened
+    }
+
     fn lease_ends(&mut self, token: LeaseToken) {
         self.verdict.lease_ended.insert(token);
         let renewed = self.coordinator.renewed.get(&token).copied().unwrap_or(0);
@@ -308,7 +317,7 @@ impl World {
         }
         let cut_short = (0..self.clients.len()).find(|c| self.clients[*c].token == Some(token));
         let known = cut_short.is_some();
-        if known && self.now < renewed + LEASE_NS {
+        if known && self.counted() < renewed + LEASE_NS {
             self.fail(format!("lease {token} was ended though it was renewed at {renewed} ns"));
         }
         if let Some(c) = cut_short.filter(|c| !self.clients[*c].read_only) {
@@ -379,7 +388,7 @@ impl World {
                 Err(bad) => return self.fail(format!("the coordinator cannot read its own records: {bad}")),
             }
         }
-        let now = self.now;
+        let now = self.counted();
         self.coordinator.renewed.values_mut().for_each(|renewed| *renewed = now);
         self.step_coordinator(Event::Wake);
     }
