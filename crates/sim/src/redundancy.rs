@@ -197,8 +197,10 @@ impl World {
         // and it comes back with marks of its own, which say of no write that it is complete: to the next
         // writer rows are in doubt that fit.
         let away = |donor: &DonorHost| donor.disk.is_some() && self.verdict.is_in_trouble(donor.id, since);
+        // Likewise rows with blocks that are torn on every disk: they stay in doubt until they are written.
+        let is_torn = self.verdict.torn_blocks.range((volume, 0)..=(volume, u64::MAX)).next().is_some();
         let waits = !map.medium.is_memory()
-            && (held.iter().any(|held| !reached(held.donor)) || self.donors.iter().any(away));
+            && (is_torn || held.iter().any(|held| !reached(held.donor)) || self.donors.iter().any(away));
         let (mut dirty, mut unsettled) = (None, waits);
         for placement in &held {
             let Some(donor) = self.donors.iter().find(|donor| donor.id == placement.donor && donor.alive)
