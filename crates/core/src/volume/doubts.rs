@@ -24,9 +24,16 @@ pub(super) struct Torn {
     pub(super) undo: Option<Undo>,
     /// Of copies: those that had what was written last cannot give it, so that one counts which missed it.
     pub(super) older: bool,
+    /// These do not tell what they have. Where nobody makes that up (`missed` is none) they adopt it as it is.
+    pub(super) stale: Slots,
 }
 
 impl Torn {
+    /// Rows of which nobody knows who missed what.
+    pub(super) fn of_all(group: u32, lo: u32, hi: u32) -> Torn {
+        Torn { group, lo, hi, missed: 0, undo: None, older: false, stale: 0 }
+    }
+
     /// Whether these are the very rows of a job.
     pub(super) fn is_of(&self, job: &Job) -> bool {
         (self.group, self.lo, self.hi) == (job.group, job.lo, job.hi)
@@ -61,6 +68,9 @@ pub(super) struct Doubts {
     pub(super) unsure: Vec<(u32, u32, Placement)>,
     /// Groups that are asked again.
     pub(super) resurveyed: BTreeSet<u32>,
+    /// Of these, those that are still to be asked, since a donor of them that was known is there again: what
+    /// it had in memory alone it may have lost.
+    pub(super) returned: BTreeSet<u32>,
     /// The volume is served from then on; what is in doubt still is an error until whoever knows answers.
     pub(super) serve_at: Option<Time>,
     /// It is served: who could not be asked until then is held back.
@@ -70,7 +80,8 @@ pub(super) struct Doubts {
 impl Doubts {
     pub(super) fn new(stage: Stage) -> Doubts {
         let (torn, unsure, resurveyed) = (Vec::new(), Vec::new(), BTreeSet::new());
-        Doubts { stage, torn, unsure, resurveyed, serve_at: None, holds_back: false }
+        let returned = BTreeSet::new();
+        Doubts { stage, torn, unsure, resurveyed, returned, serve_at: None, holds_back: false }
     }
 }
 
@@ -89,7 +100,8 @@ pub(super) fn is_torn(base: &Base, group: u32, lo: u32, hi: u32) -> bool {
 
 /// Whether a write there is still to be undone: nothing else may change those rows, or copy them, before.
 pub(super) fn is_to_be_undone(base: &Base, group: u32, lo: u32, hi: u32) -> bool {
-    base.doubts.torn.iter().any(|torn| torn.undo.is_some() && torn.reaches(group, lo, hi))
+    let is_open = |torn: &Torn| torn.undo.is_some() || (torn.stale != 0 && torn.missed == 0);
+    base.doubts.torn.iter().any(|torn| is_open(torn) && torn.reaches(group, lo, hi))
 }
 
 /// The slots whose holders missed a write there.
@@ -126,10 +138,17 @@ pub(super) fn is_hopeless(base: &Base, group: u32) -> bool {
 /// Whether the silent donor's memory alone tells what rows in doubt are. One that has ended does not come
 /// back.
 pub(super) fn is_needed(base: &Base, group: u32, slot: u32, donor: DonorId) -> bool {
-    base.shape.geometry.data > 1
+    let knows = base.shape.geometry.data > 1
         && slot < base.shape.geometry.data
         && base.doubts.torn.iter().any(|torn| torn.group == group && torn.missed == 0 && torn.undo.is_none())
-        && base.links.get(donor).is_some_and(|link| !link.gone)
+        && base.links.get(donor).is_some_and(|link| !link.gone);
+    knows || lacks_what_is_stale(base, group)
+}
+
+/// Those that tell what they have do not make up what others of the group may have lost.
+pub(super) fn lacks_what_is_stale(base: &Base, group: u32) -> bool {
+    let stale = base.doubts.torn.iter().filter(|torn| torn.group == group && torn.stale != 0);
+    stale.into_iter().any(|torn| torn.missed == 0 || mendable(base, *torn).is_none())
 }
 
 /// Whether a holder of the group was never asked what was written lately: it must be, before anything
@@ -156,6 +175,7 @@ pub(super) fn forget_missed(base: &mut Base, map: &VolumeMap) {
         go.into_iter().for_each(|slot| fill::unfill(base, torn.group, slot, torn.lo));
         let known = torn.missed != 0;
         torn.missed = stay.into_iter().map(bit).sum();
+        torn.stale &= if known { torn.missed } else { still_held(base, map, torn.group, torn.stale) };
         let mended = known && torn.missed == 0;
         if !enough_without(&map.groups[group], torn.missed, map.redundancy.data) {
             torn.missed = 0;
@@ -163,6 +183,12 @@ pub(super) fn forget_missed(base: &mut Base, map: &VolumeMap) {
         !mended
     });
     base.doubts.torn = all;
+}
+
+/// Of these slots, those that have the holder that they had.
+fn still_held(base: &Base, map: &VolumeMap, group: u32, slots: Slots) -> Slots {
+    let held = |map: &VolumeMap, slot: u32| map.groups[group as usize].slots[slot as usize].held;
+    slots_of(slots).filter(|slot| held(map, *slot) == held(&base.shape.map, *slot)).map(bit).sum()
 }
 
 /// Rebuilding from rows that may not fit together would make up data. Copies are whole each for itself.
@@ -218,7 +244,7 @@ mod tests {
     use crate::volume::watch::set_aside;
 
     fn torn(base: &mut Base, lo: u32, hi: u32, missed: Slots) {
-        base.doubts.torn.push(Torn { group: 0, lo, hi, missed, undo: None, older: false });
+        base.doubts.torn.push(Torn { missed, ..Torn::of_all(0, lo, hi) });
     }
 
     #[test]
@@ -258,7 +284,7 @@ mod tests {
     #[test]
     fn data_makes_parity_and_what_missed_a_write_is_mended_from_those_that_did_not() {
         let mut base = sample("parity:2+1");
-        let (all, parity) = (Torn { group: 0, lo: 0, hi: 4096, missed: 0, undo: None, older: false }, bit(2));
+        let (all, parity) = (Torn::of_all(0, 0, 4096), bit(2));
         assert!(can_resync(&base, all));
         assert_eq!(mendable(&base, Torn { missed: parity, ..all }), Some(2));
         assert_eq!(mendable(&base, all), None, "nobody knows who fits");

@@ -296,7 +296,7 @@ pub(super) fn gives_up(base: &mut Base, key: Key, slot: u32, to: Placement) -> b
     if data > 1 {
         // Nothing is to be rebuilt from these zeros: what parity is then, and which data is lost with them
         // that nobody holds, are asked of the row as of one half written.
-        base.doubts.torn.push(Torn { group, lo, hi, missed: 0, undo: None, older: false });
+        base.doubts.torn.push(Torn::of_all(group, lo, hi));
     }
     base.effects.push(Effect::Zero { at: base.lane(key, slot), len: hi - lo });
     write(base, key, slot, to);

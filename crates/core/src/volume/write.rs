@@ -392,6 +392,6 @@ pub(super) fn tear(base: &mut Base, job: &Job) {
         let enough =
             doubts::enough_without(&base.shape.map.groups[group as usize], slots, base.shape.geometry.data);
         let missed = if enough { slots } else { 0 };
-        base.doubts.torn.push(Torn { group, lo, hi, missed, undo: None, older: false });
+        base.doubts.torn.push(Torn { missed, ..Torn::of_all(group, lo, hi) });
     }
 }
