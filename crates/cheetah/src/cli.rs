@@ -90,6 +90,15 @@ pub struct OnArg {
     pub on: Medium,
 }
 
+#[derive(Clone, Copy, Debug, Args)]
+pub struct WriteBackArg {
+    /// Answer a write when it is in the memory of all donors that hold a part of it; it is on their disks
+    /// within seconds. What a flush covers is there after any stop. Writes since then may not be when more
+    /// donors end at once than the redundancy covers. Of volumes on disk with redundancy.
+    #[arg(long)]
+    pub write_back: bool,
+}
+
 fn parse_medium(text: &str) -> Result<Medium, String> {
     let all = [Medium::Memory, Medium::Disk];
     all.into_iter().find(|medium| medium.to_string() == text).ok_or_else(|| "memory or disk".to_owned())
@@ -336,6 +345,8 @@ pub struct Create {
     #[command(flatten)]
     pub on: OnArg,
     #[command(flatten)]
+    pub write_back: WriteBackArg,
+    #[command(flatten)]
     pub encrypt: EncryptArg,
     #[command(flatten)]
     pub case: CaseArgs,
@@ -385,6 +396,8 @@ pub struct Load {
     pub name: String,
     #[command(flatten)]
     pub on: OnArg,
+    #[command(flatten)]
+    pub write_back: WriteBackArg,
     #[command(flatten)]
     pub encrypt: EncryptArg,
     /// Load into a volume that was loaded or written before, whatever it holds; not while anybody reads it.

@@ -90,6 +90,7 @@ async fn lend(options: cli_serving::Donate, at: DiskAt, disk: Arc<Disk>) -> Resu
              `cheetah status` shows what is rebuilt elsewhere"
         ))),
         _ = signals.next() => {
+            disk.write_back().await;
             output::line(&format!("stopped; what it holds stays on {at}"));
             Ok(())
         }

@@ -284,6 +284,7 @@ mod tests {
             unit: 65536,
             medium: cheetah_core::map::Medium::Memory,
             encrypted: false,
+            write_back: false,
             epoch: 1,
             follow: false,
             attachments: report.into_iter().map(attachment).collect(),

@@ -207,6 +207,9 @@ impl Loading {
         });
         let (copied, file_changed, expected, on_disk) = self.watch(copying).await?;
         self.on_disk = Some(Box::new(on_disk.clone()));
+        if self.lease.granted.map.write_back {
+            volume.flush().await.map_err(|error| Broken::By(error.into()))?;
+        }
         let Copied { file_hashes, root, zero_bytes, confirmed, hashing } = copied;
         let seconds = started.elapsed().as_secs_f64().max(1e-6);
         self.tell_loaded(&file_hashes, Check::No, file_changed.as_ref()).await?;
@@ -473,6 +476,7 @@ async fn ensure_volume(
                 load: Some(Box::new(load)),
                 on: options.on.on,
                 encrypted: encryption(pool, name, options.encrypt)?,
+                write_back: options.write_back.write_back,
                 ..Create::new(name, Size::Bytes(size))
             };
             let made = volume(pool, Call::Create(create)).await?;

@@ -190,6 +190,7 @@ pub async fn create(options: cli::Create) -> Result<(), Failure> {
         unit,
         follow: options.follow,
         on: options.on.on,
+        write_back: options.write_back.write_back,
         ..cheetah_core::api::Create::new(options.name, size)
     };
     let by_default = if options.redundancy.is_none() { ", the default here" } else { "" };
@@ -224,8 +225,9 @@ fn report_volume(detail: &VolumeDetail, json: &cli::JsonArg, done: &str) -> Resu
     if json.json {
         return output::json(detail);
     }
-    let VolumeStatus { name, size, redundancy, medium, encrypted, .. } = &detail.status;
-    let on = if medium.is_memory() { String::new() } else { format!(" on {medium}") };
+    let VolumeStatus { name, size, redundancy, medium, encrypted, write_back, .. } = &detail.status;
+    let how = if *write_back { " with write-back" } else { "" };
+    let on = if medium.is_memory() { String::new() } else { format!(" on {medium}{how}") };
     let cipher = if *encrypted { ", encrypted" } else { "" };
     output::line(&format!("{done} {name}: {size} bytes ({}), {redundancy}{on}{cipher}", show_bytes(*size)));
     Ok(())

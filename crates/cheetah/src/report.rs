@@ -324,6 +324,9 @@ impl ShowReport {
         if status.encrypted {
             lines.push("encrypted   donors have ciphertext, AES-256-GCM for each block".to_owned());
         }
+        if status.write_back {
+            lines.push("write-back  what a flush covers is on disks, the rest within seconds".to_owned());
+        }
         lines.push(format!("redundancy  {redundancy}, unit {}{follow}", show_bytes(u64::from(*unit))));
         lines.push(format!("health      {}", health::word(status)));
         lines.push(format!("may lose    {}", health::may_lose(status)));
@@ -436,6 +439,7 @@ mod tests {
             unit: 65_536,
             medium: cheetah_core::map::Medium::Memory,
             encrypted: false,
+            write_back: false,
             epoch: 9,
             follow: false,
             attachments: vec![attachment()],
@@ -508,6 +512,7 @@ mod tests {
             backing: None,
             proofs: None,
             encrypted: false,
+            write_back: false,
             medium: cheetah_core::map::Medium::Memory,
         };
         let unreadable = vec![LostRange { donor: None, offset: 512, len: 512, stride: 512, count: 1 }];

@@ -90,6 +90,9 @@ async fn seal_under(lease: &Lease, signals: &mut Signals) -> Result<SealReport, 
     let read = read_and_prove(&volume, &lease.granted.content, signals).await;
     let sealed = match read {
         Ok((report, sealing)) => {
+            if map.write_back {
+                volume.flush().await?;
+            }
             let told = tell_sealed(lease, sealing).await;
             told.map(|()| report)
         }

@@ -63,7 +63,8 @@ impl Volume {
         transfer.finish(|_, _| {}).await
     }
 
-    /// A barrier: fails if what was acknowledged since the last one is gone with its donors.
+    /// A barrier: fails if what was acknowledged since the last one is gone with its donors. Of a volume with
+    /// write-back, what was acknowledged before it is on the disks of all who hold a part of it then.
     ///
     /// # Errors
     /// It is gone.

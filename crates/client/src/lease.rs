@@ -242,6 +242,7 @@ mod tests {
             backing: None,
             proofs: None,
             encrypted: false,
+            write_back: false,
             medium: Medium::Memory,
             unreadable: Vec::new(),
         };

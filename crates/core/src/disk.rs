@@ -14,7 +14,7 @@
 //!
 //! Files: `place` (what lies where), `log` (its pages), `state` (what a donor knows of itself), `table` (what
 //! is known of blocks), `replay` (which checksum a block has), `journal` (the order), `resident` (which
-//! blocks are in memory), `cache` (which of them stay).
+//! blocks are in memory), `cache` (which of them stay), `write_back` (what memory has that the disk has not).
 
 mod cache;
 mod journal;
@@ -24,6 +24,7 @@ mod replay;
 mod resident;
 mod state;
 mod table;
+mod write_back;
 
 pub use cache::Cache;
 pub use journal::{Journal, JournalError, OpenError, Pages, Write};
@@ -32,6 +33,7 @@ pub use place::{DISK_BYTES_MIN, Head, NotADisk, PAGE_BYTES, Place};
 pub use replay::{Change, Replay, Told};
 pub use resident::{Hold, Resident};
 pub use state::{BadState, Before, Held, State};
+pub use write_back::{Landed, Next, WriteBack};
 
 /// What stands for a checksum in the tests of forms.
 #[cfg(test)]

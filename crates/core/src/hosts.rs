@@ -86,6 +86,7 @@ mod tests {
             backing: None,
             proofs: None,
             encrypted: false,
+            write_back: false,
             medium: crate::map::Medium::Memory,
         }
     }

@@ -9,6 +9,20 @@ pub const EXTENT_BYTES: u64 = 64 << 20;
 pub const EXTENT_BLOCKS: u64 = EXTENT_BYTES / BLOCK_BYTES;
 /// What a donor remembers a write by: the region that a new writer resyncs after the last one died.
 pub const DIRTY_REGION_BYTES: u64 = 64 << 10;
+/// Of this much of a disk its donor puts down that memory may have what the disk has not, before it answers
+/// the first write there of a volume with write-back. After a stop as much counts as older.
+pub const INTENT_REGION_BYTES: u64 = 1 << 20;
+/// Blocks of such a region.
+pub const INTENT_REGION_BLOCKS: u64 = INTENT_REGION_BYTES / BLOCK_BYTES;
+/// So many such regions of a disk at most: a donor that comes back is given all of them again, and a flush
+/// waits for that.
+pub const INTENT_REGIONS_MAX: usize = 1024;
+/// A block that was written is on the disk after so long, or on its way there.
+pub const WRITE_BACK_AFTER_NS: u64 = 5 * SECOND_NS;
+/// What a disk did not take of that is tried again after so long.
+pub const WRITE_BACK_AGAIN_NS: u64 = SECOND_NS;
+/// One part of so many of a donor's cache may be what the disk has not.
+pub const WRITE_BACK_SHARE: u64 = 4;
 /// Writes of one volume that a donor lists one by one until it hears that they are complete everywhere.
 pub const LEDGER_WRITES_MAX: usize = 16_384;
 /// What a donor keeps of what writes covered that are not known to be complete; beyond that the oldest go. A

@@ -361,6 +361,10 @@ pub struct VolumeMap {
     /// Donors have ciphertext of it, with nonce and authentication tag beside each block.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub encrypted: bool,
+    /// A write is answered when it is in the memory of all who hold a part of it, and is on their disks after
+    /// the next flush.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub write_back: bool,
 }
 
 /// What a donor lends, and what a volume lies on.

@@ -63,6 +63,7 @@ fn volume() -> VolumeStatus {
         unit: 65_536,
         medium: cheetah_core::map::Medium::Memory,
         encrypted: false,
+        write_back: false,
         epoch: 1,
         follow: false,
         attachments: vec![attachment()],

@@ -36,6 +36,7 @@ fn map(k: u32, unit: u32, groups: u32, cut: u64) -> VolumeMap {
         backing: None,
         proofs: None,
         encrypted: false,
+        write_back: false,
         medium: Medium::Memory,
     }
 }

@@ -47,6 +47,7 @@ fn map(random: &mut Seed) -> VolumeMap {
         backing: None,
         proofs: None,
         encrypted: false,
+        write_back: false,
         medium: Medium::Memory,
     }
 }

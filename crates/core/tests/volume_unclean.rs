@@ -154,7 +154,8 @@ fn half_written(undo: bool) -> World {
         for sent in world.sent() {
             let here = sent.op == PartOp::Survey && sent.donor == DonorId(2);
             let (from, to) = (0, u64::from(UNIT));
-            let writes = vec![ListedWrite { from, to, number: 7, targets: 0b111, landed: true, undo }];
+            let writes =
+                vec![ListedWrite { from, to, number: 7, targets: 0b111, landed: true, undo, stale: false }];
             let writes = if here { writes } else { Vec::new() };
             if sent.op == PartOp::Survey {
                 world.step(Event::Listed { part: sent.part, complete: 0, writes });

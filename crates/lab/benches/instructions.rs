@@ -208,6 +208,7 @@ fn map(redundancy: Redundancy) -> VolumeMap {
         backing: None,
         proofs: None,
         encrypted: false,
+        write_back: false,
         medium: Medium::Memory,
     };
     map.check().expect("a sound map");

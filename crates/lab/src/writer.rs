@@ -27,6 +27,9 @@ pub struct Writer {
     first: u64,
     asked: Vec<u32>,
     acknowledged: Vec<u32>,
+    /// It flushes after so many writes, and only what a flush covered counts as acknowledged. 0: each write.
+    flush_every: usize,
+    unflushed: Vec<(usize, u32)>,
     buffer: Aligned,
 }
 
@@ -36,7 +39,14 @@ impl Writer {
     pub fn new(path: &Path, log: &Path, first: u64, blocks: usize) -> Self {
         let log = File::create(log).unwrap_or_else(|error| panic!("cannot make {}: {error}", log.display()));
         let (asked, acknowledged) = (vec![0; blocks], vec![0; blocks]);
-        Self { path: path.to_owned(), log, first, asked, acknowledged, buffer: Aligned::new(BLOCK_BYTES) }
+        let (flush_every, unflushed) = (0, Vec::new());
+        let buffer = Aligned::new(BLOCK_BYTES);
+        Self { path: path.to_owned(), log, first, asked, acknowledged, flush_every, unflushed, buffer }
+    }
+
+    /// From now on it counts on nothing but what a flush covered, and flushes after so many writes.
+    pub fn flush_every(&mut self, writes: usize) {
+        self.flush_every = writes;
     }
 
     /// Writes blocks at random until it is told to end or the volume refuses; answers how many were
@@ -56,10 +66,20 @@ impl Writer {
             if file.write_all_at(self.buffer.bytes(), number * BLOCK_BYTES as u64).is_err() {
                 break;
             }
-            self.acknowledged[block] = version;
-            writeln!(self.log, "{number} {version}").expect("a line in the log");
             written += 1;
+            self.unflushed.push((block, version));
+            if self.unflushed.len() < self.flush_every {
+                continue;
+            }
+            if self.flush_every > 0 && file.sync_data().is_err() {
+                break;
+            }
+            for (block, version) in self.unflushed.drain(..) {
+                self.acknowledged[block] = version;
+                writeln!(self.log, "{} {version}", self.first + block as u64).expect("a line in the log");
+            }
         }
+        self.unflushed.clear();
         written
     }
 

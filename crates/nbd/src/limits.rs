@@ -47,7 +47,7 @@ pub const CONTEXTS_MAX: usize = (REQUEST_PAYLOAD_BYTES_MAX / CONTEXT_BLOCK_BYTES
 /// Nonce and authentication tag of one block of an encrypted volume: 12 and 16 bytes of AES-256-GCM.
 pub const AUTH_BYTES: usize = 28;
 /// Writes in one LEDGER chunk, either way.
-pub const LEDGER_ENTRIES_MAX: usize = 16 << 10;
+pub const LEDGER_ENTRIES_MAX: usize = 20 << 10;
 /// Descriptors in one BLOCK_STATUS chunk, either way.
 pub const BLOCK_STATUS_DESCRIPTORS_MAX: usize = 128 << 10;
 /// The payload of an error chunk: its fixed fields, a message, and what a later protocol may append.

@@ -264,7 +264,8 @@ fn what_a_server_may_not_say_ends_the_connection() {
 
 #[test]
 fn of_two_contexts_the_one_that_was_asked_for_is_told() {
-    let entry = LedgerEntry { from: 0, to: 8, number: 3, targets: 1, landed: true, undo: false };
+    let entry =
+        LedgerEntry { from: 0, to: 8, number: 3, targets: 1, landed: true, undo: false, stale: false };
     let run = |length, flags| Descriptor { length, flags };
     let told = |context| {
         let mut client = client();

@@ -64,14 +64,15 @@ fn reply() -> impl Strategy<Value = Reply> {
 }
 
 fn ledger_entry() -> impl Strategy<Value = LedgerEntry> {
-    let fields = (any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<[bool; 2]>());
-    fields.prop_map(|(from, to, number, targets, [landed, undo])| LedgerEntry {
+    let fields = (any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<[bool; 3]>());
+    fields.prop_map(|(from, to, number, targets, [landed, undo, stale])| LedgerEntry {
         from,
         to,
         number,
         targets,
         landed,
         undo,
+        stale,
     })
 }
 

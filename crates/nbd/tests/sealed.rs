@@ -51,7 +51,15 @@ fn a_reply_is_taken_as_it_was_sent_or_not_at_all() {
         ("contexts", &|outbox| outbox.contexts(&request, [1, 2].into_iter())),
         ("written", &|outbox| outbox.done_with(request.cookie, [1, 2].into_iter())),
         ("ledger", &|outbox| {
-            let entry = LedgerEntry { from: 0, to: 4096, number: 8, targets: 3, landed: true, undo: true };
+            let entry = LedgerEntry {
+                from: 0,
+                to: 4096,
+                number: 8,
+                targets: 3,
+                landed: true,
+                undo: true,
+                stale: false,
+            };
             outbox.ledger(&request, 7, &[entry]);
         }),
         ("status", &|outbox| {

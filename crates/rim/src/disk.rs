@@ -7,8 +7,9 @@
 //! only when the disk has it; what comes from the disk never covers what was written meanwhile.
 //!
 //! Parts: `file` and `export` (its bytes), `journal` (core's order of a write, on them), `joined` (neighbours
-//! as one request), `teller` and `threads` (who waits for the disk); core's `Resident` says what is in
-//! memory. Called by the donor's server and `cheetah donate`. Tests: there, `lab/disks.rs`, `sim`.
+//! as one request), `teller` and `threads` (who waits for the disk), `write_back` (what is in memory first);
+//! core's `Resident` says what is in memory. Called by the donor's server and `cheetah donate`. Tests: there,
+//! `lab/disks.rs`, `sim`.
 
 mod export;
 mod file;
@@ -16,14 +17,15 @@ mod joined;
 mod journal;
 mod teller;
 mod threads;
+mod write_back;
 
 pub use file::DiskError;
 
 use crate::arena::Arena;
 use crate::control::random;
 use crate::ledgers::locked;
-pub(crate) use cheetah_core::disk::Hold;
-use cheetah_core::disk::{DISK_BYTES_MIN, Held, Place, Resident};
+use cheetah_core::disk::{DISK_BYTES_MIN, Held, Place, Resident, WriteBack};
+pub(crate) use cheetah_core::disk::{Hold, Landed};
 use cheetah_core::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES, EXTENT_BLOCKS, EXTENT_BYTES};
 use cheetah_core::map::{DonorId, DonorSecret};
 use cheetah_nbd::uri::Uri;
@@ -37,6 +39,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::time::Instant;
 pub(crate) use teller::{Teller, Told};
 use threads::{Job, Look};
 
@@ -76,6 +79,9 @@ struct Shared {
     /// Locked before `resident`, never after it.
     journal: Mutex<Journal>,
     resident: Mutex<Resident<Teller>>,
+    /// Of volumes with write-back.
+    write_back: Mutex<WriteBack<Teller>>,
+    began: Instant,
     /// The log cannot be written: nothing is acknowledged any more.
     is_dead: AtomicBool,
     died: tokio::sync::Notify,
@@ -120,15 +126,19 @@ impl Disk {
             arena.ledgers().unnumbered().mark(region.start, region.end - region.start);
         }
         let room = (cache_bytes / BLOCK_BYTES).max(1);
+        let write_back = WriteBack::new(room, journal.stale_at_start());
         let shared = Arc::new(Shared {
             blocks,
             place,
             arena,
             journal: Mutex::new(journal),
             resident: Mutex::new(Resident::new(place.extents, room)),
+            write_back: Mutex::new(write_back),
+            began: Instant::now(),
             is_dead: AtomicBool::new(false),
             died: tokio::sync::Notify::new(),
         });
+        shared.hide_what_is_stale();
         let (jobs, looks) = threads::start(&shared)?;
         Ok(Disk { shared, jobs, looks })
     }

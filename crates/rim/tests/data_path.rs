@@ -117,6 +117,7 @@ fn map(donors: &[(Arc<Arena>, DonorServer)], redundancy: Redundancy, groups: u32
         backing: None,
         proofs: None,
         encrypted: false,
+        write_back: false,
         medium: Medium::Memory,
     };
     map.check().unwrap();

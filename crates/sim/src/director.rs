@@ -11,6 +11,7 @@ use crate::network::Node;
 use crate::on_disk::OnDisk;
 use crate::plan::{Bug, Layout, Plan};
 use crate::power::LostOnDisk;
+use crate::rng::Rng;
 use crate::together::Scene;
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size};
@@ -260,7 +261,10 @@ impl World {
         let unit = Some(4096 << self.rng.below(9));
         self.director.volumes.entry(name.to_owned()).or_default().follows = follow;
         let on = if self.rng.clone().percent(self.plan.disks) { Medium::Disk } else { Medium::Memory };
-        let create = Create { redundancy, unit, follow, on, ..Create::new(name, size) };
+        let can = on == Medium::Disk && redundancy.is_some_and(|redundancy| redundancy.parity > 0);
+        // By a stream of its own.
+        let write_back = can && Rng::new(self.rng.clone().draw().rotate_left(23)).percent(50);
+        let create = Create { redundancy, unit, follow, on, write_back, ..Create::new(name, size) };
         self.admin(name, Call::Create(create));
     }
 

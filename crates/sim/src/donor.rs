@@ -327,6 +327,9 @@ impl World {
         };
         if let Some(payload) = end.transmission.payload() {
             let at = usize::try_from(payload.header.offset).expect("inside of the memory");
+            if end.late.is_some() {
+                return;
+            }
             if self.donors[d].disk.is_some() {
                 return self.donors[d].cut_on_disk(at, payload.header.length as usize);
             }

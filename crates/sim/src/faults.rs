@@ -130,6 +130,7 @@ impl World {
     /// Whether this donor may get into trouble now; notes who loses more than redundancy covers by it.
     pub(crate) fn may(&mut self, d: usize) -> bool {
         self.look_at_rot();
+        self.look_at_stale();
         let id = self.donors[d].id;
         let short = self.beyond_by(Some(id));
         if !self.plan.beyond && !short.is_empty() {

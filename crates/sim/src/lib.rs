@@ -38,6 +38,7 @@ mod coordinator;
 mod deaths;
 mod director;
 mod disk;
+mod disk_words;
 mod donor;
 mod faults;
 mod finale;
@@ -68,6 +69,7 @@ mod wire;
 mod workload;
 mod world;
 mod wounds;
+mod write_back;
 
 pub use plan::{Bug, Fault, Layout};
 pub use stats::{COVERAGE, Stats};

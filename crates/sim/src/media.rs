@@ -22,6 +22,9 @@ impl DonorHost {
     /// Whether a block is what its checksum says.
     pub(crate) fn has_right(&self, block: u64) -> bool {
         let Some(disk) = &self.disk else { return false };
+        if disk.write_back.is_stale(block) {
+            return false;
+        }
         let noted = disk.journal.noted(block);
         !noted.is_data || disk.journal.disk().block(block).is_some_and(|found| sum(&found) == noted.sum)
     }

@@ -6,8 +6,9 @@
 //! (`disk`). Invariants: an answer to a write leaves when the disk has it; what is in memory of a block
 //! that is not held may go at any time, and nobody reads what has gone.
 
-use crate::bytes::{BLOCK, Kept, Memory, sum};
+use crate::bytes::{BLOCK, Memory, sum};
 use crate::disk::{Content, SimDisk};
+use crate::disk_words::marked_of;
 use crate::donor::DonorHost;
 use crate::network::{Stage, ToClient};
 use crate::plan::Bug;
@@ -15,10 +16,10 @@ use crate::rng::Rng;
 use crate::wire::{DonorEnd, cut};
 use crate::world::{DonorEv, Ev, World, say};
 use cheetah_core::checksum::ZERO_BLOCK_CRC;
-use cheetah_core::disk::{Held, Hold, Journal, Noted, Resident, Write};
-use cheetah_core::donor::{DirtyMap, Donor, Event, Grant, Ledger, Ticket};
-use cheetah_core::limits::{DIRTY_REGION_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, MILLISECOND_NS, SECOND_NS};
-use cheetah_core::map::{DonorId, DonorSecret, Incarnation, VolumeId};
+use cheetah_core::disk::{Held, Hold, Journal, Noted, Resident, Write, WriteBack};
+use cheetah_core::donor::{Donor, Event, Grant, Ticket};
+use cheetah_core::limits::{EXTENT_BLOCKS, MILLISECOND_NS, SECOND_NS};
+use cheetah_core::map::{DonorId, DonorSecret, Incarnation};
 use cheetah_core::units::Time;
 use cheetah_nbd::{Command, Errno, RequestHeader};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -38,15 +39,17 @@ pub(crate) enum DiskEv {
     Checked { wait: u64, blocks: Range<u64>, before: Vec<Noted> },
     /// Nobody has written since that step.
     Quiet(u64),
+    /// It may be time to write something back.
+    Look,
     /// What waits for this is told that it is done before it is: a planted bug.
     Early(u64),
 }
 
 /// What goes on once the disk has done its part, and for which connection.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
-    conn: u64,
-    header: RequestHeader,
+pub(crate) struct Waiting {
+    pub(crate) conn: u64,
+    pub(crate) header: RequestHeader,
     ticket: Option<Ticket>,
 }
 
@@ -58,17 +61,26 @@ enum Job {
 
 /// What the disk is at, and what is to follow.
 #[derive(Debug)]
-enum Step {
+pub(crate) enum Step {
     /// Blocks, who waits, and whether they were written.
     Commit(Vec<(Range<u64>, u64, bool)>),
     Wipe(Vec<u32>),
+    /// Of volumes with write-back: intents, blocks and whether they were written, and that regions are clean.
+    Intend(Vec<u64>),
+    Back(Vec<(u64, bool)>),
+    Clean,
 }
 
 #[derive(Debug)]
 pub(crate) struct OnDisk {
     pub(crate) journal: Journal<SimDisk>,
-    resident: Resident<u64>,
-    waiting: BTreeMap<u64, Waiting>,
+    pub(crate) resident: Resident<u64>,
+    pub(crate) write_back: WriteBack<u64>,
+    /// Blocks that there is room for in memory.
+    pub(crate) room: u64,
+    /// When it is looked at next.
+    pub(crate) look_at: Option<Time>,
+    pub(crate) waiting: BTreeMap<u64, Waiting>,
     waits: u64,
     jobs: VecDeque<Job>,
     doing: Option<Step>,
@@ -81,7 +93,7 @@ pub(crate) struct OnDisk {
 }
 
 /// What the disk knows of a block, as memory has it.
-fn known(noted: Noted) -> Option<u32> {
+pub(crate) fn known(noted: Noted) -> Option<u32> {
     noted.is_data.then_some(noted.sum)
 }
 
@@ -89,30 +101,13 @@ pub(crate) fn blocks_of(at: usize, count: usize) -> Range<u64> {
     (at / BLOCK) as u64..(at + count).div_ceil(BLOCK) as u64
 }
 
-/// Regions that may be written on some donors of their volume and not on others.
-fn marked_of(unnumbered: &DirtyMap, ledgers: &BTreeMap<VolumeId, Ledger<Kept>>, held: &Held) -> Vec<u64> {
-    let mut marked = BTreeSet::new();
-    let mut mark =
-        |from: u64, to: u64| marked.extend(from / DIRTY_REGION_BYTES..to.div_ceil(DIRTY_REGION_BYTES));
-    for extent in held.owners.keys() {
-        let mut at = u64::from(*extent) * EXTENT_BYTES;
-        unnumbered.runs(at, EXTENT_BYTES, |len, is_marked| {
-            if is_marked {
-                mark(at, at + len);
-            }
-            at += len;
-        });
-    }
-    for ledger in ledgers.values() {
-        ledger.within(0, u64::MAX).for_each(|write| mark(write.from, write.to));
-    }
-    marked.into_iter().collect()
-}
-
 impl OnDisk {
     fn of(journal: Journal<SimDisk>, extents: u32, room: u64) -> OnDisk {
         let kept = journal.held().clone();
         OnDisk {
+            write_back: WriteBack::new(room, journal.stale_at_start()),
+            room,
+            look_at: None,
             journal,
             resident: Resident::new(extents, room),
             waiting: BTreeMap::new(),
@@ -152,6 +147,9 @@ impl OnDisk {
         if let Some(Step::Commit(done)) = &self.doing {
             disk.in_flight.extend(done.iter().flat_map(|(blocks, ..)| blocks.clone()));
         }
+        if let Some(Step::Back(blocks)) = &self.doing {
+            disk.in_flight.extend(blocks.iter().map(|(block, _)| *block));
+        }
         match process_only {
             true => disk.lose_donor(rng),
             false => disk.lose_power(rng),
@@ -176,7 +174,11 @@ impl OnDisk {
         Ok(torn)
     }
 
-    fn wait(&mut self, conn: u64, header: RequestHeader, ticket: Option<Ticket>) -> u64 {
+    pub(crate) fn waits_no_more(&mut self, wait: u64) {
+        self.waiting.remove(&wait);
+    }
+
+    pub(crate) fn wait(&mut self, conn: u64, header: RequestHeader, ticket: Option<Ticket>) -> u64 {
         self.waits += 1;
         self.waiting.insert(self.waits, Waiting { conn, header, ticket });
         self.waits
@@ -257,7 +259,7 @@ impl DonorHost {
     }
 
     /// A hold less. What is doomed and held by nobody goes, and is what the disk has.
-    fn let_go(&mut self, blocks: Range<u64>) {
+    pub(crate) fn let_go(&mut self, blocks: Range<u64>) {
         let Some(disk) = &mut self.disk else { return };
         if disk.resident.let_go(blocks.clone()) {
             for block in disk.resident.take_doomed(blocks) {
@@ -266,7 +268,7 @@ impl DonorHost {
         }
     }
 
-    fn make_room(&mut self) {
+    pub(crate) fn make_room(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         disk.resident.evict().into_iter().for_each(|block| self.memory.bring(block, None));
     }
@@ -326,7 +328,7 @@ impl DonorHost {
 
 impl World {
     /// How long the disks of this world take for one thing.
-    fn disk_delay(&mut self) -> u64 {
+    pub(crate) fn disk_delay(&mut self) -> u64 {
         self.rng.around(self.plan.disk_ns)
     }
 
@@ -371,17 +373,6 @@ impl World {
         blocks.map(|block| disk.block_now(block, &mut self.rng)).collect()
     }
 
-    /// What is asked for is looked at where it lies.
-    pub(crate) fn check_on_disk(&mut self, d: usize, conn: u64, header: &RequestHeader) {
-        let delay = self.disk_delay();
-        let Some(disk) = &mut self.donors[d].disk else { return };
-        let at = usize::try_from(header.offset).expect("inside of the memory");
-        let blocks = blocks_of(at, header.length as usize);
-        let before = blocks.clone().map(|block| disk.journal.noted(block)).collect();
-        let wait = disk.wait(conn, *header, None);
-        self.after(delay, Ev::Donor(d, DonorEv::Disk(DiskEv::Checked { wait, blocks, before })));
-    }
-
     /// What landed of a write goes to the disk.
     pub(crate) fn goes_to_disk(
         &mut self,
@@ -403,9 +394,17 @@ impl World {
     }
 
     /// The disk takes what is next.
-    fn disk_goes_on(&mut self, d: usize) {
+    pub(crate) fn disk_goes_on(&mut self, d: usize) {
         let delay = self.disk_delay() + self.disk_delay();
         let now = self.now;
+        if self.donors[d].disk.as_ref().is_none_or(|disk| disk.doing.is_some()) {
+            return;
+        }
+        match self.write_back_step(d) {
+            Err(()) => return self.disk_dies(d),
+            Ok(None) => {}
+            Ok(Some(step)) => return self.disk_begins(d, step, delay),
+        }
         let DonorHost { disk, unnumbered, ledgers, .. } = &mut self.donors[d];
         let Some(disk) = disk.as_mut().filter(|disk| disk.doing.is_none() && !disk.jobs.is_empty()) else {
             return;
@@ -422,6 +421,10 @@ impl World {
             Some(Job::Wipe(extents)) => {
                 let extents = extents.clone();
                 disk.jobs.pop_front();
+                self.nothing_is_dirty_in(d, &extents);
+                let DonorHost { disk, unnumbered, ledgers, .. } = &mut self.donors[d];
+                let marked = |held: &Held| marked_of(unnumbered, ledgers, held);
+                let Some(disk) = disk else { return };
                 if disk.journal.wipe(&extents, marked).is_err() {
                     return self.disk_dies(d);
                 }
@@ -435,15 +438,21 @@ impl World {
                 (Step::Commit(each.collect()), waits)
             }
         };
-        disk.steps += 1;
-        disk.doing = Some(step);
-        let step = disk.steps;
-        self.count("steps of a disk");
         if self.bug == Some(Bug::LogUnflushed) {
             early
                 .into_iter()
                 .for_each(|wait| self.after(0, Ev::Donor(d, DonorEv::Disk(DiskEv::Early(wait)))));
         }
+        self.disk_begins(d, step, delay);
+    }
+
+    /// It is at this step, for so long.
+    fn disk_begins(&mut self, d: usize, step: Step, delay: u64) {
+        let Some(disk) = &mut self.donors[d].disk else { return };
+        disk.steps += 1;
+        disk.doing = Some(step);
+        let step = disk.steps;
+        self.count("steps of a disk");
         self.after(delay, Ev::Donor(d, DonorEv::Disk(DiskEv::Done(step))));
     }
 
@@ -480,6 +489,7 @@ impl World {
                 }
             }
             DiskEv::Early(wait) => self.disk_tells(d, wait, Ok(())),
+            DiskEv::Look => self.disk_goes_on(d),
         }
     }
 
@@ -505,6 +515,13 @@ impl World {
                     self.disk_tells(d, wait, if is_written { Ok(()) } else { Err(Errno::Io) });
                 }
             }
+            Some(Step::Intend(regions)) => {
+                let disk = self.donors[d].disk.as_mut();
+                let told = disk.map(|disk| disk.write_back.intended(&regions)).unwrap_or_default();
+                self.tell_written(d, told);
+            }
+            Some(Step::Back(blocks)) => self.are_written_back(d, blocks),
+            Some(Step::Clean) => {}
             Some(Step::Wipe(extents)) => {
                 if let Some(disk) = &mut self.donors[d].disk {
                     for extent in extents.iter().map(|extent| u64::from(*extent)) {
@@ -522,7 +539,7 @@ impl World {
     }
 
     /// Goes on with what waited for the disk, if its connection is still there.
-    fn disk_tells(&mut self, d: usize, wait: u64, result: Result<(), Errno>) {
+    pub(crate) fn disk_tells(&mut self, d: usize, wait: u64, result: Result<(), Errno>) {
         let Some(waiting) = self.donors[d].disk.as_mut().and_then(|disk| disk.waiting.remove(&wait)) else {
             return;
         };
@@ -550,24 +567,13 @@ impl World {
         });
     }
 
-    fn has_checked(&mut self, d: usize, wait: u64, blocks: &Range<u64>, before: &[Noted]) {
-        let DonorHost { disk, memory, .. } = &mut self.donors[d];
-        let Some(disk) = disk else { return };
-        let right = blocks.clone().zip(before).map(|(block, before)| {
-            let after = disk.journal.noted(block);
-            // The journal is nobody else's while it writes.
-            let sum = sum(&disk.journal.disk().block(block).unwrap_or_default());
-            let at = usize::try_from(block).expect("inside of the memory") * BLOCK;
-            let in_memory = !disk.resident.has(block) || memory.verify(at, BLOCK)[0];
-            in_memory && (*before != after || !before.is_data || sum == before.sum)
-        });
-        let right: Vec<bool> = right.collect();
-        let Some(Waiting { conn, header, .. }) = disk.waiting.remove(&wait) else { return };
-        self.answer_late(d, conn, |world, _, end| world.tell_rightness(d, end, &header, right));
-    }
-
     /// Lets a connection, if it is still served, answer something that it was asked before.
-    fn answer_late(&mut self, d: usize, conn: u64, answer: impl FnOnce(&mut World, &Grant, &mut DonorEnd)) {
+    pub(crate) fn answer_late(
+        &mut self,
+        d: usize,
+        conn: u64,
+        answer: impl FnOnce(&mut World, &Grant, &mut DonorEnd),
+    ) {
         let serves = |conn: &&mut crate::network::Conn| conn.stage == Stage::Serving && conn.donor == Some(d);
         let Some(there) = self.network.conns.get_mut(&conn).filter(serves) else { return };
         let (Some(grant), Some(mut end)) = (there.grant, there.donor_end.take()) else { return };

@@ -87,6 +87,8 @@ pub(crate) struct Oracle {
     reads: u64,
     /// See `forget_before`.
     horizon: Order,
+    /// Of volumes with write-back, what the last flush has covered.
+    flushed: BTreeMap<VolumeId, Order>,
 }
 
 impl Oracle {
@@ -98,6 +100,7 @@ impl Oracle {
             reading: BTreeMap::new(),
             reads: 0,
             horizon: 0,
+            flushed: BTreeMap::new(),
         }
     }
 
@@ -132,8 +135,9 @@ impl Oracle {
 
     /// `version` is there: what ended before it began is not any more.
     fn settle(&mut self, now: Order, version: Version, from: u64, to: u64) {
-        let (written, horizon) = (&self.written, self.horizon);
+        let written = &self.written;
         let Written { volume, begun, .. } = written[version as usize];
+        let horizon = self.flushed.get(&volume).map_or(self.horizon, |flushed| self.horizon.min(*flushed));
         let replaced = |other: &Version| written[*other as usize].ended.is_some_and(|ended| ended < begun);
         let Some(runs) = self.volumes.get_mut(&volume).filter(|_| version != BASE) else { return };
         let prune = |history: &mut History| {
@@ -149,6 +153,26 @@ impl Oracle {
     /// Nobody asks any more for what was replaced before this.
     pub(crate) fn forget_before(&mut self, horizon: Order) {
         self.horizon = horizon;
+    }
+
+    /// What a volume with write-back is, a flush that was asked for then has put on disks.
+    pub(crate) fn flushed(&mut self, volume: VolumeId, asked: Order) {
+        let flushed = self.flushed.entry(volume).or_insert(asked);
+        *flushed = asked.max(*flushed);
+    }
+
+    /// What was replaced since the last flush may be there again.
+    pub(crate) fn roll_back(&mut self, volume: VolumeId) {
+        let flushed = self.flushed.get(&volume).copied().unwrap_or(0);
+        let touched = self.touched(volume);
+        let Some(runs) = self.volumes.get_mut(&volume) else { return };
+        let back = |history: &mut History| {
+            let again = history.before.extract_if(.., |(_, replaced)| *replaced >= flushed);
+            history.now.extend(again.map(|(version, _)| version));
+            history.now.sort_unstable();
+            history.now.dedup();
+        };
+        touched.into_iter().for_each(|(from, to)| runs.update(from, to, back, History::base));
     }
 
     /// `since`: also what was replaced after that may be seen.

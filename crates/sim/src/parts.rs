@@ -51,8 +51,13 @@ impl World {
     }
 
     fn skips_parity(&self, c: usize, part: &Awaited) -> bool {
-        let data = self.clients[c].machine.as_ref().map_or(0, |machine| machine.map().redundancy.data);
-        self.bug == Some(Bug::ParityNotUpdated) && part.op.writes() && part.fragment.slot >= data
+        let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return false };
+        let skips = match self.bug {
+            Some(Bug::ParityNotUpdated) => true,
+            Some(Bug::OneCopy) => map.write_back,
+            _ => false,
+        };
+        skips && part.op.writes() && part.fragment.slot >= map.redundancy.data
     }
 
     /// Behind a batch of effects.

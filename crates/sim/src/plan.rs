@@ -71,6 +71,16 @@ pub enum Bug {
     LogUnflushed,
     /// A block goes out of memory on its way to the disk.
     DirtyEvicted,
+    /// A donor answers a write of a volume with write-back before its intent is on the disk.
+    IntentUnflushed,
+    /// A write of one is taken for answered when one of its holders has it.
+    OneCopy,
+    /// A donor that comes back takes what its disk has for what was acknowledged.
+    StaleRegionBelieved,
+    /// It answers a flush before its disk has what is dirty.
+    FlushAhead,
+    /// What is dirty goes out of memory.
+    DirtyDropped,
     /// A donor answers what is absent with zeros.
     AbsentAsZero,
     /// Nor does it tell what it has dropped from zeros.
@@ -82,7 +92,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    pub const ALL: [Bug; 33] = [
+    pub const ALL: [Bug; 38] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -112,6 +122,11 @@ impl Bug {
         Bug::FlushIgnored,
         Bug::LogUnflushed,
         Bug::DirtyEvicted,
+        Bug::IntentUnflushed,
+        Bug::OneCopy,
+        Bug::StaleRegionBelieved,
+        Bug::FlushAhead,
+        Bug::DirtyDropped,
         Bug::AbsentAsZero,
         Bug::DroppedAsZero,
         Bug::DroppedWhileWritten,
@@ -150,6 +165,11 @@ impl Bug {
             Bug::FlushIgnored => "flush-ignored",
             Bug::LogUnflushed => "log-unflushed",
             Bug::DirtyEvicted => "dirty-evicted",
+            Bug::IntentUnflushed => "intent-unflushed",
+            Bug::OneCopy => "one-copy",
+            Bug::StaleRegionBelieved => "stale-region-believed",
+            Bug::FlushAhead => "flush-ahead",
+            Bug::DirtyDropped => "dirty-dropped",
             Bug::AbsentAsZero => "absent-as-zero",
             Bug::DroppedAsZero => "dropped-as-zero",
             Bug::DroppedWhileWritten => "dropped-while-written",
@@ -172,6 +192,10 @@ impl Bug {
             Bug::DiskBelieved | Bug::FlushIgnored | Bug::LogUnflushed | Bug::DirtyEvicted => {
                 Some(Fault::Power)
             }
+            Bug::IntentUnflushed | Bug::OneCopy | Bug::StaleRegionBelieved | Bug::FlushAhead => {
+                Some(Fault::Power)
+            }
+            Bug::DirtyDropped => Some(Fault::Power),
             Bug::SleepCounts => Some(Fault::StopCoordinator),
             Bug::StrangerObeyed => Some(Fault::Stranger),
             _ => None,

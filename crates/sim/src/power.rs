@@ -95,6 +95,11 @@ impl World {
         let mut donor = DonorHost::new(id, slot, name, extents);
         donor.returned = true;
         donor.take_disk(on_disk, self.plan.log_max, Incarnation(d as u64));
+        donor.hide_what_is_stale(self.bug == Some(Bug::StaleRegionBelieved));
+        if donor.is_stale() {
+            self.count("donors that came back with stale regions");
+            self.verdict.stale.insert(id);
+        }
         self.donors.push(donor);
         self.director.dark.remove(&slot);
         self.verdict.away.remove(&id);
@@ -284,6 +289,7 @@ impl World {
         }
         say!(self, "the whole pool loses power");
         self.count("fault: the whole pool lost power");
+        self.unflushed_may_be_lost();
         let alive: Vec<usize> = (0..self.clients.len()).filter(|c| self.clients[*c].alive).collect();
         alive.into_iter().for_each(|c| self.crash_client(c, true));
         for d in 0..self.donors.len() {

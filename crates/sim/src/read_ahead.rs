@@ -116,6 +116,7 @@ fn map() -> VolumeMap {
         backing: None,
         proofs: None,
         encrypted: false,
+        write_back: false,
         medium: Medium::Memory,
     }
 }

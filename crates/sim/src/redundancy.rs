@@ -39,7 +39,9 @@ impl World {
         let donor = self.donors.iter().find(there)?;
         donor.access.owner(placement.extent).filter(|owner| *owner == volume)?;
         let at = u64::from(placement.extent) * EXTENT_BYTES + from;
-        Some(donor.bytes(sectors(at), sectors(len)))
+        // What it may have lost nobody is given.
+        let is_older = !donor.stale_in(at, len).is_empty();
+        (!is_older).then(|| donor.bytes(sectors(at), sectors(len)))
     }
 
     /// An acknowledged write is on every slot of its groups that the records call held.

@@ -27,7 +27,7 @@ impl World {
         let mut bytes = bytes;
         if let (Some(payload), true) = (end.transmission.payload().copied(), goes_direct) {
             let (direct, rest) = bytes.split_at(bytes.len().min(payload.missing()));
-            self.payload_lands(d, id, &end, &payload.header, payload.at, direct);
+            self.payload_lands(d, id, &mut end, &payload.header, payload.at, direct);
             end.transmission.landed(direct.len());
             bytes = rest;
         }
@@ -43,7 +43,7 @@ impl World {
                 }
                 Ok(Some(Step::Payload { at, bytes })) => {
                     if let Some(Payload { header, .. }) = end.transmission.payload().copied() {
-                        self.payload_lands(d, id, &end, &header, at, bytes);
+                        self.payload_lands(d, id, &mut end, &header, at, bytes);
                     }
                 }
                 Ok(Some(Step::Whole(header))) => self.finish_write(d, id, &mut end, &grant, &header),
@@ -78,26 +78,31 @@ impl World {
             let refused = checked.err();
             let ticket =
                 if refused.is_none() { self.begin_write(d, grant, end.mark, address, len) } else { None };
-            if refused.is_none() {
+            end.late = (refused.is_none() && self.writes_back(d, grant)).then(Vec::new);
+            if refused.is_none() && end.late.is_none() {
                 self.donors[d].begin_on_disk(sectors(address), sectors(len));
             }
             end.write = Some(Write { refused, ticket, digest: end.digest.take() });
             return;
         }
-        let donor = &mut self.donors[d];
         match checked.map(|()| Asked::of(&header)) {
             Err(errno) => end.outbox.error(cookie, errno, ""),
+            Ok(Asked::Read) if self.may_be_older(d, grant, &header) => {
+                end.outbox.error(cookie, Errno::Io, "")
+            }
+            Ok(Asked::Flush) => self.flush_to_disk(d, id, end, grant, &header),
             Ok(Asked::Read) => self.read(d, id, end, &header, false),
             Ok(Asked::Status) => self.tell_status(d, end, grant, &header),
-            Ok(Asked::Verify) if donor.disk.is_some() => self.check_on_disk(d, id, &header),
+            Ok(Asked::Verify) if self.donors[d].disk.is_some() => self.check_on_disk(d, id, &header),
             Ok(Asked::Verify) => self.verify(d, end, &header),
             Ok(Asked::Age) => {
+                let donor = &mut self.donors[d];
                 donor.dirty.age(donor.access.written_by(grant));
                 donor.unnumbered.age(donor.access.written_by(grant));
                 end.outbox.done(cookie);
             }
             Ok(Asked::Mark(mark)) => {
-                donor.ledgers.entry(grant.volume).or_default().settle(mark.complete);
+                self.donors[d].ledgers.entry(grant.volume).or_default().settle(mark.complete);
                 end.mark = Some(mark);
             }
             Ok(Asked::Zero { keep }) => self.zero(d, id, end, grant, &header, keep),
@@ -144,6 +149,9 @@ impl World {
         let (address, len) = (header.offset * SECTOR, u64::from(header.length) * SECTOR);
         let (at, count) = (sectors(address), sectors(len));
         let ticket = self.begin_write(d, grant, end.mark, address, len);
+        if self.writes_back(d, grant) {
+            return self.lands(d, id, (end, grant), (header, ticket), (None, None));
+        }
         let donor = &mut self.donors[d];
         donor.begin_on_disk(at, count);
         donor.memory.zero(at, count, keep && donor.disk.is_none());
@@ -192,6 +200,10 @@ impl World {
         let (address, len) = (header.offset * SECTOR, u64::from(header.length) * SECTOR);
         let donor = &mut self.donors[d];
         let number = end.mark.map_or(0, |mark| mark.number);
+        if number == 0 && donor.disk.is_some() {
+            self.adopt(d, address, len);
+            return end.outbox.done(header.cookie);
+        }
         let ledger = donor.ledgers.entry(grant.volume).or_default();
         let Some(pieces) = ledger.undo(number, address, address + len) else {
             return end.outbox.error(header.cookie, Errno::NotSup, "");
@@ -211,6 +223,7 @@ impl World {
         if self.rng.percent(20) {
             holes.truncate(1 + self.rng.index(holes.len()));
         }
+        let stale = self.donors[d].stale_in(address, len);
         let donor = &mut self.donors[d];
         // Who numbers writes is told of those that are not.
         let (ledger, marks) = match end.mark {
@@ -219,7 +232,8 @@ impl World {
         };
         let listed = || {
             let entries = |ledger: &Ledger<Kept>| {
-                ledger.within(address, len).map(entry).map(entry_in_sectors).collect()
+                let all = stale.into_iter().chain(ledger.within(address, len));
+                all.map(entry).map(entry_in_sectors).collect()
             };
             ledger.map(|ledger| (ledger.complete(), entries(ledger)))
         };
@@ -264,6 +278,9 @@ impl World {
         };
         match refused {
             Some(errno) => end.outbox.error(cookie, errno, ""),
+            None if let Some(bytes) = end.late.take() => {
+                self.lands(d, id, (end, grant), (header, ticket), (Some(bytes), digest));
+            }
             None => {
                 let (at, count) = (sectors(header.offset * SECTOR), header.length as usize);
                 let donor = &mut self.donors[d];
@@ -293,13 +310,16 @@ impl World {
         &mut self,
         d: usize,
         id: u64,
-        end: &DonorEnd,
+        end: &mut DonorEnd,
         header: &RequestHeader,
         at: usize,
         bytes: &[u8],
     ) {
         if bytes.is_empty() || end.write.is_some_and(|write| write.refused.is_some()) {
             return;
+        }
+        if let Some(late) = &mut end.late {
+            return late.extend_from_slice(bytes);
         }
         let from = usize::try_from(header.offset).expect("inside of the memory") + at;
         self.donors[d].memory.write(from, bytes);
@@ -311,7 +331,7 @@ impl World {
     }
 
     /// Promise 3, and what sessions are for: whoever writes is the newest that was let in.
-    fn check_fence(&mut self, d: usize, id: u64) {
+    pub(crate) fn check_fence(&mut self, d: usize, id: u64) {
         let Some(grant) = self.network.conns.get(&id).and_then(|conn| conn.grant) else { return };
         let donor = &self.donors[d];
         let newest = donor.sessions.get(&grant.token).copied().unwrap_or(0);

@@ -44,6 +44,8 @@ pub(crate) struct Verdict {
     pub(crate) torn: BTreeSet<VolumeId>,
     /// Donors whose memory has bytes that nobody wrote.
     pub(crate) rotten: BTreeSet<DonorId>,
+    /// Donors of which a part may be older than what was acknowledged, since they came back.
+    pub(crate) stale: BTreeSet<DonorId>,
     rotten_until: BTreeMap<DonorId, Time>,
     /// Rows of a volume that a failed write left so that they do not fit together.
     pub(crate) half_written: Vec<(VolumeId, std::ops::Range<u64>)>,
@@ -141,6 +143,7 @@ impl Verdict {
         self.dead.contains_key(&donor)
             || self.away.contains(&donor)
             || self.rotten.contains(&donor)
+            || self.stale.contains(&donor)
             || self.donor_trouble.get(&donor).is_some_and(late)
             || self.is_slow(donor, since)
             || self.unaware.iter().any(|(_, other)| *other == donor)
@@ -167,6 +170,7 @@ impl Verdict {
         let late = |until: Option<&Time>| until.is_some_and(|until| until + GRACE_NS >= since);
         self.dead.contains_key(&donor)
             || self.away.contains(&donor)
+            || self.stale.contains(&donor)
             || self.unaware.contains(&(client, donor))
             || late(self.donor_trouble.get(&donor))
             || late(self.client_trouble.get(&client))

@@ -167,6 +167,8 @@ pub(crate) struct DonorEnd {
     /// What the client said last of its writes, if it numbers them.
     pub(crate) mark: Option<WriteMark>,
     pub(crate) write: Option<Write>,
+    /// What has come of it, where it lands as a whole.
+    pub(crate) late: Option<Vec<u8>>,
     /// What the payload of the next write is.
     pub(crate) digest: Option<Digest>,
 }
@@ -176,7 +178,7 @@ impl DonorEnd {
         let session = session(grant, u64::from(extents) * EXTENT_BYTES);
         let (input, outbox) = (Vec::new(), Outbox::of(&session));
         let transmission = server::Transmission::new(session, wired_len(LARGE_BYTES));
-        DonorEnd { transmission, input, outbox, mark: None, write: None, digest: None }
+        DonorEnd { transmission, input, outbox, mark: None, write: None, late: None, digest: None }
     }
 
     /// What is to be sent.

@@ -148,6 +148,9 @@ impl World {
         let asked = placed(machine.map(), request);
         let tag = client.next_tag;
         client.next_tag += 1;
+        if machine.map().write_back {
+            self.oracle.flushed(volume, 0);
+        }
         let len = u64::from(request.len);
         let (writes, loads) = (request.op.writes() && !client.read_only, client.load.is_some());
         let reads = matches!(request.op, Op::Read | Op::Status);
@@ -282,6 +285,13 @@ impl World {
             Op::Status => self.judge_status(c, slot, status)?,
             Op::Flush => {
                 self.count("flushes");
+                let map = self.clients[c].machine.as_ref().map(|machine| machine.map());
+                if let Some(volume) = map.filter(|map| map.write_back).map(|map| map.volume)
+                    && !self.clients[c].read_only
+                {
+                    self.count("flushes of volumes with write-back");
+                    self.oracle.flushed(volume, slot.order);
+                }
                 let unflushed = std::mem::take(&mut self.clients[c].unflushed);
                 let lost =
                     |donor: &&DonorId| self.verdict.dead.contains_key(donor) && slot.down.contains(donor);

@@ -212,6 +212,7 @@ mod tests {
             backing: None,
             proofs: None,
             encrypted: false,
+            write_back: false,
             medium: Medium::Memory,
         }
     }

@@ -168,6 +168,31 @@ fn a_block_that_goes_on_its_way_to_the_disk() {
 }
 
 #[test]
+fn a_write_that_is_answered_before_its_intent_is_on_the_disk() {
+    is_found(Bug::IntentUnflushed);
+}
+
+#[test]
+fn a_write_back_that_is_acknowledged_with_one_copy() {
+    is_found(Bug::OneCopy);
+}
+
+#[test]
+fn a_stale_region_that_is_believed_after_a_restart() {
+    is_found(Bug::StaleRegionBelieved);
+}
+
+#[test]
+fn a_flush_that_is_answered_before_dirty_blocks_are_down() {
+    is_found(Bug::FlushAhead);
+}
+
+#[test]
+fn a_dirty_block_that_goes_out_of_memory() {
+    is_found(Bug::DirtyDropped);
+}
+
+#[test]
 fn a_coordinator_whose_sleep_counts() {
     is_found(Bug::SleepCounts);
 }

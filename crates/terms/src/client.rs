@@ -68,7 +68,7 @@ impl Abilities {
             PartOp::Zero { .. } if lacks(TransmissionFlags::SEND_WRITE_ZEROES) => {
                 Some(Err(PartError::Unsupported))
             }
-            PartOp::Age if lacks(TransmissionFlags::SEND_FLUSH) => Some(Ok(Vec::new())),
+            PartOp::Age | PartOp::Flush if lacks(TransmissionFlags::SEND_FLUSH) => Some(Ok(Vec::new())),
             PartOp::Trim if lacks(TransmissionFlags::SEND_TRIM) => Some(Ok(Vec::new())),
             PartOp::Status | PartOp::Presence if self.holes.is_none() => Some(Ok(Vec::new())),
             PartOp::Survey if self.dirty.is_none() => Some(Err(PartError::Unsupported)),
@@ -95,16 +95,20 @@ impl Abilities {
         mark: Option<WriteMark>,
         body: B,
     ) -> Request<B> {
+        // What a donor is given that did not have it has to be as lasting there as it was elsewhere.
+        let lasting = if self.is_a_donors() { CmdFlags::FUA } else { CmdFlags::EMPTY };
         let (command, flags) = match op {
             PartOp::Read => (Command::Read, CmdFlags::EMPTY),
-            PartOp::Write | PartOp::Sparse => (Command::Write, CmdFlags::EMPTY),
-            PartOp::Zero { keep: true } => (Command::WriteZeroes, CmdFlags::NO_HOLE),
-            PartOp::Zero { keep: false } => (Command::WriteZeroes, CmdFlags::EMPTY),
+            PartOp::Write => (Command::Write, CmdFlags::EMPTY),
+            PartOp::Sparse => (Command::Write, lasting),
+            PartOp::Zero { keep: true } => (Command::WriteZeroes, CmdFlags::NO_HOLE | lasting),
+            PartOp::Zero { keep: false } => (Command::WriteZeroes, lasting),
             PartOp::Trim => (Command::Trim, CmdFlags::EMPTY),
             PartOp::Status | PartOp::Presence | PartOp::Survey => (Command::BlockStatus, CmdFlags::EMPTY),
             PartOp::Verify => (Command::Verify, CmdFlags::EMPTY),
             PartOp::Undo => (Command::Undo, CmdFlags::EMPTY),
             PartOp::Age => (Command::Flush, CmdFlags::EMPTY),
+            PartOp::Flush => (Command::Flush, lasting),
         };
         let context = match op {
             PartOp::Survey => self.dirty,
@@ -262,6 +266,7 @@ mod tests {
             (PartOp::Verify, Asked::Verify, Some(CONTEXT)),
             (PartOp::Undo, Asked::Undo, Some(HOLES)),
             (PartOp::Age, Asked::Age, Some(HOLES)),
+            (PartOp::Flush, Asked::Flush, Some(HOLES)),
         ] {
             assert_eq!(can.answer_without(op), None, "a donor can do all there is: {op:?}");
             let request = can.request(Key::from_u64(KEY), op, 4096, 512, Some(mark), ());
@@ -339,8 +344,10 @@ mod tests {
     #[test]
     fn what_is_listed_comes_before_the_answer_and_only_with_success() {
         let part = Key::from_u64(KEY);
-        let entry = LedgerEntry { from: 0, to: 512, number: 9, targets: 1, landed: false, undo: true };
-        let write = ListedWrite { from: 0, to: 512, number: 9, targets: 1, landed: false, undo: true };
+        let entry =
+            LedgerEntry { from: 0, to: 512, number: 9, targets: 1, landed: false, undo: true, stale: false };
+        let write =
+            ListedWrite { from: 0, to: 512, number: 9, targets: 1, landed: false, undo: true, stale: false };
         let told = |error| Answer { ledger: Some((8, vec![entry])), ..answer(error, false) };
         let listed = Event::Listed { part, complete: 8, writes: vec![write] };
         let good = Event::Answered { part, answer: Ok(Vec::new()) };

@@ -30,6 +30,8 @@ pub enum Asked {
     /// To age its marks: what is acknowledged is in memory, and memory is all there is, so a flush only says
     /// that what was written before the last one is complete on every donor.
     Age,
+    /// To have on its disk what it has in memory: a flush with FUA.
+    Flush,
     /// To note what is said of the writes behind it, or which write an UNDO is about. It has no answer.
     Mark(WriteMark),
     /// To hold the payload of the next write to this. It has no answer.
@@ -51,6 +53,7 @@ impl Asked {
             Command::WriteZeroes => Asked::Zero { keep: header.flags.contains(CmdFlags::NO_HOLE) },
             Command::BlockStatus => Asked::Status,
             Command::Verify => Asked::Verify,
+            Command::Flush if header.flags.contains(CmdFlags::FUA) => Asked::Flush,
             Command::Flush => Asked::Age,
             Command::Mark => Asked::Mark(marks::heard(Mark::of(header))),
             Command::Digest => Asked::Digest(Digest::of(header)),

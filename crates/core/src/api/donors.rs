@@ -149,6 +149,9 @@ pub struct Duty {
     /// Nonce and authentication tag are kept with each of its blocks.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub encrypted: bool,
+    /// Its writes are answered when they are in memory, and are on the disk after the next flush.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub write_back: bool,
     /// Whose the leases are: in a pool of members a lease is of use only with its member's certificate. None
     /// in a pool in the clear.
     #[serde(default)]

@@ -293,6 +293,9 @@ pub struct Create {
     /// Donors get ciphertext of it; the key is with who makes it, and here wrapped for that member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encrypted: Option<Box<WrappedKey>>,
+    /// Its writes are answered when they are in the memory of all who hold a part of them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub write_back: bool,
 }
 
 impl Create {
@@ -309,6 +312,7 @@ impl Create {
             overlay_of: None,
             on: Medium::Memory,
             encrypted: None,
+            write_back: false,
         }
     }
 }

@@ -147,6 +147,9 @@ pub struct VolumeStatus {
     /// Donors have ciphertext of it.
     #[serde(default)]
     pub encrypted: bool,
+    /// Its writes are on disks after the next flush; until then they are in the memory of donors.
+    #[serde(default)]
+    pub write_back: bool,
     /// The epoch of the newest map.
     pub epoch: u64,
     /// Whether the volume grows by what each new donor lends.

@@ -194,6 +194,7 @@ impl Coordinator {
                 backed: volume.map.backing.is_some(),
                 layers: volume.map.layers(),
                 encrypted: volume.map.encrypted,
+                write_back: volume.map.write_back,
                 members,
             })
         };

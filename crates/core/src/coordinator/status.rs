@@ -85,6 +85,7 @@ impl Coordinator {
             unit: map.unit,
             medium: map.medium,
             encrypted: map.encrypted,
+            write_back: map.write_back,
             epoch: map.epoch,
             follow: volume.follow,
             attachments,

@@ -86,7 +86,7 @@ impl Volume {
 impl Coordinator {
     pub(super) fn create(&mut self, now: Time, seed: &mut Seed, create: Create) -> Result<Outcome, Refusal> {
         check_create(&create)?;
-        let Create { name, size, redundancy, unit, follow, load, overlay_of, on, encrypted } =
+        let Create { name, size, redundancy, unit, follow, load, overlay_of, on, encrypted, write_back } =
             door::create(create);
         let overlay = overlay_of.map(|base| self.overlay_over(&base)).transpose()?;
         let size = overlay.as_ref().map_or(size, |overlay| Size::Bytes(least_bytes(overlay.size)));
@@ -110,6 +110,7 @@ impl Coordinator {
         let Some(Choice { redundancy, groups }) = choice else {
             return Err(self.unprotected(&name, wanted, &rooms, on));
         };
+        check_write_back(write_back, on, redundancy)?;
         let unit = unit.unwrap_or(redundancy.default_unit());
         let group_bytes = u64::from(redundancy.data) * EXTENT_BYTES;
         let (groups, size) = match size {
@@ -143,6 +144,7 @@ impl Coordinator {
             backing: is_backed.then(|| Backing { layers, ..Backing::default() }),
             proofs: None,
             encrypted: wants.encrypted,
+            write_back,
             medium: on,
         };
         self.names.insert(name, id);
@@ -335,7 +337,7 @@ impl Coordinator {
             anew = VolumeId(seed.draw());
         }
         let Some(volume) = self.take_out(id) else { return Ok(id) };
-        let VolumeMap { name, redundancy, medium, encrypted, .. } = &volume.map;
+        let VolumeMap { name, redundancy, medium, encrypted, write_back, .. } = &volume.map;
         let groups = bytes.div_ceil(volume.map.group_bytes());
         let wants = Wants::of(&volume.map);
         let Some(groups) = self.place_groups(anew, *redundancy, groups, wants, seed) else {
@@ -358,6 +360,7 @@ impl Coordinator {
             backing: None,
             proofs: None,
             encrypted: *encrypted,
+            write_back: *write_back,
             medium: *medium,
         };
         self.put_down_of(id, name.clone(), custody::Event::Deleted);
@@ -544,6 +547,23 @@ fn check_create(create: &Create) -> Result<(), Refusal> {
     // What has a name can be had; the shapes alone could say more.
     let named = redundancy.to_string().parse::<Redundancy>();
     named.map(|_| ()).map_err(|bad| refuse(RefusalCode::Invalid, bad.to_string()))
+}
+
+/// What is in memory alone has to be in two.
+fn check_write_back(write_back: bool, on: Medium, redundancy: Redundancy) -> Result<(), Refusal> {
+    let message = match redundancy.parity {
+        _ if !write_back => return Ok(()),
+        _ if on.is_memory() => {
+            "a volume in memory has nothing to write back to: leave out --write-back, or say --on disk"
+                .to_owned()
+        }
+        0 => format!(
+            "a volume that is {redundancy} cannot have --write-back: what one donor has in memory alone would be lost \
+             with it; use mirror:R or parity:K+M, or leave it out"
+        ),
+        _ => return Ok(()),
+    };
+    Err(refuse(RefusalCode::Invalid, message))
 }
 
 fn check_size(bytes: u64) -> Result<(), Refusal> {

@@ -12,7 +12,9 @@ use super::{
     BadState, Entry, Head, Held, LOG_ENTRIES_MAX, LogPage, NotADisk, Noted, PAGE_BYTES, Place, Replay, State,
     Told, open_page, seal_page,
 };
-use crate::limits::{DIRTY_REGION_BYTES, EXTENT_BLOCKS, EXTENT_BYTES};
+use crate::limits::{
+    DIRTY_REGION_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, INTENT_REGION_BLOCKS, INTENT_REGION_BYTES,
+};
 use crate::map::{DonorId, DonorSecret};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -154,6 +156,8 @@ pub struct Journal<P> {
     is_marked: bool,
     /// The regions that it said then others may not have yet.
     marked: Vec<u64>,
+    /// Of those that have an intent, the ones that had it before the start.
+    stale: BTreeSet<u64>,
 }
 
 impl<P: Pages> Journal<P> {
@@ -162,8 +166,15 @@ impl<P: Pages> Journal<P> {
     /// # Errors
     /// It does not take that.
     pub fn format(disk: P, donor: DonorId, secret: DonorSecret, place: Place) -> Done<Journal<P>, P> {
-        let state =
-            State { number: 1, log_from: 0, round: 1, secret, held: Held::default(), dirty: Vec::new() };
+        let state = State {
+            number: 1,
+            log_from: 0,
+            round: 1,
+            secret,
+            held: Held::default(),
+            dirty: Vec::new(),
+            intents: BTreeSet::new(),
+        };
         let mut journal = Journal::of(disk, place, donor, state);
         // What was there before is nobody's; the head makes it ours, and is written last.
         journal.disk.zero(2 * PAGE_BYTES, place.table(place.extents) - 2 * PAGE_BYTES)?;
@@ -183,6 +194,7 @@ impl<P: Pages> Journal<P> {
             entries_max: REPLAYED_MAX,
             is_marked: true,
             marked: Vec::new(),
+            stale: BTreeSet::new(),
             state,
         }
     }
@@ -262,7 +274,7 @@ impl<P: Pages> Journal<P> {
         }
         // Those that were put down together, last of all.
         let last = found.last().map_or(0, |page| found.len().saturating_sub(page.nth as usize + 1));
-        let mut replay = Replay::with_marks(self.state.dirty.iter().copied());
+        let mut replay = Replay::with_marks(&self.state.dirty, &self.state.intents);
         for (nth, page) in found.into_iter().enumerate() {
             page.entries.into_iter().for_each(|entry| replay.take(entry, nth < last, extent_of));
         }
@@ -278,7 +290,13 @@ impl<P: Pages> Journal<P> {
                 None => {}
             }
         }
-        self.begin_anew(replay.marked().collect())
+        self.state.intents.clone_from(replay.intended());
+        self.stale.clone_from(replay.intended());
+        // What is here of those does not count, or is marked when it does.
+        let is_stale =
+            |region: &u64| self.stale.contains(&(region * DIRTY_REGION_BYTES / INTENT_REGION_BYTES));
+        let marked = replay.marked().filter(|region| !is_stale(region)).collect();
+        self.begin_anew(marked)
     }
 
     /// The disk itself.
@@ -344,6 +362,39 @@ impl<P: Pages> Journal<P> {
         self.state.dirty.iter().map(bytes).collect()
     }
 
+    /// Regions of `INTENT_REGION_BYTES` that may be older than what was acknowledged before the stop.
+    #[must_use]
+    pub fn stale_at_start(&self) -> &BTreeSet<u64> {
+        &self.stale
+    }
+
+    /// Says in the log that memory may have what the disk has not, of these regions, and for good.
+    ///
+    /// # Errors
+    /// The disk does not take it.
+    pub fn intend(&mut self, regions: &[u64], marked: impl FnOnce(&Held) -> Vec<u64>) -> Done<(), P> {
+        let news = regions.iter().filter(|region| !self.state.intents.contains(region));
+        let entries: Vec<Entry> = news.map(|region| Entry::Intent { region: *region }).collect();
+        if entries.is_empty() {
+            return Ok(());
+        }
+        self.log(&entries, marked)?;
+        // What is logged counts from the next beginning on.
+        self.state.intents.extend(regions);
+        Ok(())
+    }
+
+    /// Says that the disk has all of these regions again, which it has since the last `commit`.
+    ///
+    /// # Errors
+    /// The disk does not take it.
+    pub fn clean(&mut self, regions: &[u64], marked: impl FnOnce(&Held) -> Vec<u64>) -> Done<(), P> {
+        let entries: Vec<Entry> = regions.iter().map(|region| Entry::Clean { region: *region }).collect();
+        self.log(&entries, marked)?;
+        self.state.intents.retain(|region| !regions.contains(region));
+        Ok(())
+    }
+
     /// The log begins anew after so many entries, for a test of that.
     pub fn limit_log(&mut self, entries_max: u64) {
         self.entries_max = entries_max;
@@ -391,6 +442,7 @@ impl<P: Pages> Journal<P> {
         self.log(&entries, marked)?;
         for extent in extents {
             self.table.wipe(*extent);
+            self.state.intents.retain(|region| extent_of(region * INTENT_REGION_BLOCKS) != *extent);
             self.disk.zero(self.place.block(u64::from(*extent) * EXTENT_BLOCKS), EXTENT_BYTES)?;
         }
         Ok(self.disk.flush()?)

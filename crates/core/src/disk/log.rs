@@ -71,6 +71,16 @@ pub enum Entry {
         /// How many.
         marks: u32,
     },
+    /// From here on memory may have what the disk has not.
+    Intent {
+        /// Counts regions of `INTENT_REGION_BYTES`.
+        region: u64,
+    },
+    /// The disk has all that was acknowledged there before this.
+    Clean {
+        /// Counts regions of `INTENT_REGION_BYTES`.
+        region: u64,
+    },
 }
 
 const OLD_DATA: u64 = 1 << 63;
@@ -80,7 +90,9 @@ const NEW_KNOWN: u64 = 1 << 60;
 const IS_WIPE: u64 = 1 << 59;
 const IS_MARK: u64 = 1 << 58;
 const IS_MARKED: u64 = 1 << 57;
-const NUMBER: u64 = IS_MARKED - 1;
+const IS_INTENT: u64 = 1 << 56;
+const IS_CLEAN: u64 = 1 << 55;
+const NUMBER: u64 = IS_CLEAN - 1;
 
 impl Entry {
     fn encode(self) -> [u8; ENTRY] {
@@ -94,6 +106,8 @@ impl Entry {
             Entry::Wiped { extent } => (u64::from(extent) | IS_WIPE, 0, 0),
             Entry::Mark { region } => (region & NUMBER | IS_MARK, 0, 0),
             Entry::Marked { marks } => (u64::from(marks) | IS_MARKED, 0, 0),
+            Entry::Intent { region } => (region & NUMBER | IS_INTENT, 0, 0),
+            Entry::Clean { region } => (region & NUMBER | IS_CLEAN, 0, 0),
         };
         let mut bytes = [0; ENTRY];
         bytes[..8].copy_from_slice(&first.to_le_bytes());
@@ -115,6 +129,11 @@ impl Entry {
         }
         if first & IS_MARKED != 0 {
             return Some(Entry::Marked { marks: u32::try_from(first & NUMBER).ok()? });
+        }
+        if first & (IS_INTENT | IS_CLEAN) != 0 {
+            let region = first & NUMBER;
+            let is_intent = first & IS_INTENT != 0;
+            return Some(if is_intent { Entry::Intent { region } } else { Entry::Clean { region } });
         }
         let noted = |sum: [u8; 4], data: u64, known: u64| Noted {
             sum: u32::from_le_bytes(sum),
@@ -170,10 +189,12 @@ mod tests {
         let old = Noted { sum: 1, is_data: false, is_known: true };
         let new = Noted { sum: u32::MAX, is_data: true, is_known: false };
         let entries: Vec<Entry> = (0..LOG_ENTRIES_MAX as u64)
-            .map(|nth| match nth % 5 {
+            .map(|nth| match nth % 7 {
                 0 => Entry::Wiped { extent: nth as u32 },
                 2 => Entry::Mark { region: nth << 20 },
                 3 => Entry::Marked { marks: nth as u32 },
+                4 => Entry::Intent { region: nth << 20 },
+                5 => Entry::Clean { region: nth },
                 1 => Entry::Block { block: nth << 20, old, new },
                 _ => Entry::Block { block: nth, old: new, new: old },
             })

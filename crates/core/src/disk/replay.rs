@@ -8,7 +8,7 @@
 //! read. Tests: below, `rim::disk`.
 
 use super::{Entry, Noted};
-use crate::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES};
+use crate::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES, INTENT_REGION_BLOCKS};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the log says, from its oldest page on.
@@ -21,6 +21,8 @@ pub struct Replay {
     marked: BTreeSet<u64>,
     /// Marks behind which nothing says yet that they are all.
     marks: Vec<u64>,
+    /// Regions of which memory may have had what the disk has not.
+    intended: BTreeSet<u64>,
 }
 
 /// What became of a block that the log names.
@@ -57,18 +59,32 @@ impl Replay {
                     self.marked = all[from..].iter().copied().collect();
                 }
             }
+            Entry::Intent { region } => {
+                self.intended.insert(region);
+            }
+            Entry::Clean { region } => {
+                self.intended.remove(&region);
+            }
             Entry::Wiped { extent } => {
                 self.blocks.retain(|block, _| extent_of(*block) != extent);
                 self.marked.retain(|region| extent_of(region * (DIRTY_REGION_BYTES / BLOCK_BYTES)) != extent);
+                self.intended.retain(|region| extent_of(region * INTENT_REGION_BLOCKS) != extent);
                 self.wiped.insert(extent);
             }
         }
     }
 
-    /// Begins with these regions marked.
+    /// Begins with these regions marked, and these intended.
     #[must_use]
-    pub fn with_marks(marked: impl IntoIterator<Item = u64>) -> Replay {
-        Replay { marked: marked.into_iter().collect(), ..Replay::default() }
+    pub fn with_marks(marked: &[u64], intended: &BTreeSet<u64>) -> Replay {
+        let marked = marked.iter().copied().collect();
+        Replay { marked, intended: intended.clone(), ..Replay::default() }
+    }
+
+    /// Regions of `INTENT_REGION_BYTES` of which the disk may not have what was acknowledged.
+    #[must_use]
+    pub fn intended(&self) -> &BTreeSet<u64> {
+        &self.intended
     }
 
     /// Regions of `DIRTY_REGION_BYTES` of which others may not have what is here, ascending.
@@ -150,6 +166,16 @@ mod tests {
         assert_eq!(marked(&[block(0), mark(5)]), [0], "they were cut off");
         assert_eq!(marked(&[block(0), mark(5), Entry::Marked { marks: 2 }]), [0], "some are missing");
         assert!(marked(&[block(0), Entry::Marked { marks: 0 }]).is_empty());
+    }
+
+    #[test]
+    fn a_region_with_an_intent_is_older_until_it_is_clean_or_wiped() {
+        let intended = |entries: &[Entry]| replay(entries).intended().iter().copied().collect::<Vec<_>>();
+        let (intent, clean) = (|region| Entry::Intent { region }, |region| Entry::Clean { region });
+        assert_eq!(intended(&[intent(1), intent(2), clean(1)]), [2]);
+        assert_eq!(intended(&[intent(1), clean(1), intent(1)]), [1]);
+        let first = INTENT_REGION_BLOCKS / 10;
+        assert_eq!(intended(&[intent(1), intent(2), Entry::Wiped { extent: first as u32 }]), [2]);
     }
 
     #[test]

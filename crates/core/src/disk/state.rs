@@ -5,7 +5,7 @@
 //! the other is what was before. Tests: below.
 
 use super::PAGE_BYTES;
-use crate::limits::{DIRTY_REGION_BYTES, EXTENT_BYTES};
+use crate::limits::{DIRTY_REGION_BYTES, EXTENT_BYTES, INTENT_REGION_BYTES};
 use crate::map::{DonorSecret, Incarnation, PoolId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,6 +15,9 @@ const HEAD: usize = 16;
 /// Regions of an extent, and words of as many bits.
 const REGIONS: u64 = EXTENT_BYTES / DIRTY_REGION_BYTES;
 const WORDS: usize = (REGIONS / 64) as usize;
+/// Those of an extent of which memory may have what the disk has not: a word of bits.
+const INTENTS: u64 = EXTENT_BYTES / INTENT_REGION_BYTES;
+const _: () = assert!(INTENTS == 64);
 
 /// What a donor holds of a pool, and how far it has come with what it was told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,6 +76,8 @@ pub struct State {
     pub held: Held,
     /// Regions of `DIRTY_REGION_BYTES` that were written lately, when the log began.
     pub dirty: Vec<u64>,
+    /// Regions of `INTENT_REGION_BYTES` of which memory may have what the disk has not.
+    pub intents: BTreeSet<u64>,
 }
 
 /// What is there is no state.
@@ -125,6 +130,16 @@ impl State {
         put(last.map_or(0, |last| last.0));
         put(tried.len() as u64);
         tried.iter().for_each(|tried| put(tried.0));
+        // A bit for each of these regions of an extent that has one.
+        let mut intents: BTreeMap<u64, u64> = BTreeMap::new();
+        for region in &self.intents {
+            *intents.entry(region / INTENTS).or_default() |= 1 << (region % INTENTS);
+        }
+        put(intents.len() as u64);
+        intents.iter().for_each(|(extent, word)| {
+            put(*extent);
+            put(*word);
+        });
         let length = u32::try_from(bytes.len()).ok()?;
         bytes[4..8].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[8..12].copy_from_slice(&length.to_le_bytes());
@@ -173,9 +188,14 @@ impl State {
         let last = last.map(Incarnation).filter(|_| has_last == Some(1));
         let tried = (0..count.unwrap_or(0)).map(|_| next().map(Incarnation)).collect::<Option<_>>()?;
         let before = Before { last, tried };
+        let mut intents = BTreeSet::new();
+        for _ in 0..next().unwrap_or(0) {
+            let (first, word) = (next()?.checked_mul(INTENTS)?, next()?);
+            intents.extend((0..INTENTS).filter(|bit| word >> bit & 1 == 1).map(|bit| first + bit));
+        }
         let held =
             Held { pool: has_pool.then_some(PoolId(pool)), confirmed, owners, unwiped, sealed, before };
-        Some(State { number, log_from, round, secret: DonorSecret(secret), held, dirty })
+        Some(State { number, log_from, round, secret: DonorSecret(secret), held, dirty, intents })
     }
 }
 
@@ -201,8 +221,9 @@ mod tests {
             secret: DonorSecret(3),
             held,
             dirty: vec![7, 70, 5000],
+            intents: BTreeSet::from([0, 63, 64, 700]),
         };
-        let two = State { number: 5, held: Held::default(), dirty: vec![], ..one };
+        let two = State { number: 5, held: Held::default(), dirty: vec![], intents: BTreeSet::new(), ..one };
         let write = |state: &State| state.encode(1 << 20, sum).expect("there is room");
         let (first, mut second) = (write(&one), write(&two));
         assert!(first.len().is_multiple_of(4096));

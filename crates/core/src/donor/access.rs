@@ -32,9 +32,16 @@ struct Volume {
     /// First address after its last extent.
     end: u64,
     extents: u32,
+    kind: Kind,
+}
+
+/// What a volume is to its donors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Kind {
     /// What is not known of it is what its source has, not zeros. None: it has no source.
-    backed: Option<Backed>,
-    encrypted: bool,
+    pub(super) backed: Option<Backed>,
+    pub(super) encrypted: bool,
+    pub(super) write_back: bool,
 }
 
 /// What a donor knows of a volume's backing.
@@ -46,7 +53,7 @@ pub struct Backed {
 
 impl Volume {
     fn layers(&self) -> u32 {
-        self.backed.map_or(1, |backed| backed.layers)
+        self.kind.backed.map_or(1, |backed| backed.layers)
     }
 
     /// Where in its memory a byte of a later layer is accounted for.
@@ -84,6 +91,8 @@ pub struct Grant {
     pub layers: u32,
     /// Each write comes with nonce and authentication tag of its blocks, which are kept beside them.
     pub encrypted: bool,
+    /// Of a volume on disk: a write is answered when it is in memory, and a flush when the disk has it.
+    pub write_back: bool,
 }
 
 impl Grant {
@@ -189,8 +198,8 @@ impl Access {
     #[must_use]
     pub fn alone(extents: u32) -> Self {
         let end = u64::from(extents) * EXTENT_BYTES;
-        let (name, backed) = ("arena".to_owned(), None);
-        let volume = Volume { id: VolumeId(0), name, end, extents, backed, encrypted: false };
+        let (name, kind) = ("arena".to_owned(), Kind::default());
+        let volume = Volume { id: VolumeId(0), name, end, extents, kind };
         Access {
             donor: None,
             owners: vec![1; extents as usize],
@@ -208,12 +217,12 @@ impl Access {
     pub(super) fn add_volume(
         &mut self,
         id: VolumeId,
-        (name, backed, encrypted): (&str, Option<Backed>, bool),
+        (name, kind): (&str, Kind),
         extents: impl Iterator<Item = u32>,
         leases: impl Iterator<Item = (LeaseToken, bool, Option<MemberId>)>,
     ) {
         let at = u32::try_from(self.volumes.len()).expect("fewer volumes than POOL_VOLUMES_MAX");
-        let mut volume = Volume { id, name: name.to_owned(), end: 0, extents: 0, backed, encrypted };
+        let mut volume = Volume { id, name: name.to_owned(), end: 0, extents: 0, kind };
         for extent in extents {
             let owner = &mut self.owners[extent as usize];
             assert_eq!(*owner, 0, "extent {extent} has one owner");
@@ -253,7 +262,8 @@ impl Access {
             writable: lease.writable,
             size: volume.end,
             layers: volume.layers(),
-            encrypted: volume.encrypted,
+            encrypted: volume.kind.encrypted,
+            write_back: volume.kind.write_back,
         })
     }
 
@@ -288,7 +298,7 @@ impl Access {
     #[must_use]
     pub fn is_backed(&self, grant: &Grant) -> bool {
         let volume = self.leases.get(&grant.token).map(|lease| &self.volumes[lease.volume as usize]);
-        volume.is_some_and(|volume| volume.id == grant.volume && volume.backed.is_some())
+        volume.is_some_and(|volume| volume.id == grant.volume && volume.kind.backed.is_some())
     }
 
     /// The extents of the volume that a connection with this grant may write, of which a flush speaks; none
@@ -347,8 +357,13 @@ mod tests {
     fn access() -> Access {
         let mut access = Access::closed(DONOR, 8);
         let leases = [(TOKEN, true, None), (READER, false, None)];
-        access.add_volume(VolumeId(1), ("case.7@x", None, false), [1, 2, 4].into_iter(), leases.into_iter());
-        access.add_volume(VolumeId(2), ("other", None, false), [5].into_iter(), std::iter::empty());
+        access.add_volume(
+            VolumeId(1),
+            ("case.7@x", Kind::default()),
+            [1, 2, 4].into_iter(),
+            leases.into_iter(),
+        );
+        access.add_volume(VolumeId(2), ("other", Kind::default()), [5].into_iter(), std::iter::empty());
         access
     }
 
@@ -356,7 +371,12 @@ mod tests {
     fn a_lease_is_of_use_to_its_member_alone() {
         let (own, other) = (Some(MemberId(1)), Some(MemberId(2)));
         let mut access = Access::closed(DONOR, 8);
-        access.add_volume(VolumeId(1), ("v", None, false), [1].into_iter(), [(TOKEN, true, own)].into_iter());
+        access.add_volume(
+            VolumeId(1),
+            ("v", Kind::default()),
+            [1].into_iter(),
+            [(TOKEN, true, own)].into_iter(),
+        );
         let export = export_name("v", TOKEN, 1, DONOR);
         assert!(access.open(&export, own).is_ok());
         assert_eq!(access.open(&export, other), Err(OpenError::Unknown));
@@ -455,7 +475,7 @@ mod tests {
         let mut moved = Access::closed(DONOR, 8);
         moved.add_volume(
             VolumeId(1),
-            ("case.7@x", None, false),
+            ("case.7@x", Kind::default()),
             [1, 2].into_iter(),
             [(TOKEN, true, None)].into_iter(),
         );
@@ -465,7 +485,7 @@ mod tests {
         let mut grown = Access::closed(DONOR, 8);
         grown.add_volume(
             VolumeId(1),
-            ("case.7@x", None, false),
+            ("case.7@x", Kind::default()),
             [1, 2, 4, 6].into_iter(),
             [(TOKEN, true, None)].into_iter(),
         );
@@ -475,9 +495,10 @@ mod tests {
     #[test]
     fn a_layer_is_checked_as_the_extent_that_it_shares() {
         let (mut access, e) = (Access::closed(DONOR, 8), EXTENT_BYTES);
-        let (leases, backed) = ([(TOKEN, true, None)], Some(Backed { layers: 3 }));
-        access.add_volume(VolumeId(1), ("v", backed, false), [1].into_iter(), leases.into_iter());
-        access.add_volume(VolumeId(2), ("w", None, false), [2].into_iter(), std::iter::empty());
+        let kind = Kind { backed: Some(Backed { layers: 3 }), ..Kind::default() };
+        let leases = [(TOKEN, true, None)];
+        access.add_volume(VolumeId(1), ("v", kind), [1].into_iter(), leases.into_iter());
+        access.add_volume(VolumeId(2), ("w", Kind::default()), [2].into_iter(), std::iter::empty());
         let grant = access.open("v@00000000000000ab", None).expect("a good name");
         assert_eq!((grant.layers, grant.end(8 * e)), (3, (2 << LAYER_SHIFT) + 8 * e));
         for layer in 0..3u64 {

@@ -42,9 +42,18 @@ pub struct ListedWrite {
     pub landed: bool,
     /// What was there before is kept, and can be put back.
     pub undo: bool,
+    /// No write, but what a donor of a disk may have lost of those before its stop: it does not tell what is
+    /// there before it is written again, or adopted as it is.
+    pub stale: bool,
 }
 
 impl ListedWrite {
+    /// What may be lost there.
+    #[must_use]
+    pub const fn stale(from: u64, to: u64) -> ListedWrite {
+        ListedWrite { from, to, number: 0, targets: 0, landed: false, undo: false, stale: true }
+    }
+
     fn reaches(&self, from: u64, to: u64) -> bool {
         self.from < to && from < self.to
     }
@@ -107,8 +116,15 @@ impl<B: Before> Ledger<B> {
             }
         }
         let WriteMark { number, targets, .. } = mark;
-        let write =
-            ListedWrite { from: offset, to: offset + len, number, targets, landed: false, undo: false };
+        let write = ListedWrite {
+            from: offset,
+            to: offset + len,
+            number,
+            targets,
+            landed: false,
+            undo: false,
+            stale: false,
+        };
         let born = self.first + self.entries.len() as u64;
         self.entries.push_back(Entry { write, before, undone: false, born });
         Ticket(born)

@@ -350,8 +350,8 @@ impl Donor {
             let leases = readers.chain(duty.writer.map(|token| (token, writable)));
             let leases = leases.map(|(token, writable)| (token, writable, duty.members.get(&token).copied()));
             let backed = duty.backed.then_some(Backed { layers: duty.layers.clamp(1, LAYERS_MAX) });
-            let name = (duty.name.as_str(), backed, duty.encrypted);
-            access.add_volume(duty.volume, name, extents.into_iter(), leases);
+            let kind = access::Kind { backed, encrypted: duty.encrypted, write_back: duty.write_back };
+            access.add_volume(duty.volume, (&duty.name, kind), extents.into_iter(), leases);
         }
         self.owners = owners;
         if access != *self.access {

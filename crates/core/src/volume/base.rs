@@ -20,6 +20,7 @@ use super::link::{Link, Links, Trust};
 use super::pace::Pace;
 use super::request::{Asker, Requests};
 use super::shape::Shape;
+use super::stale::Unflushed;
 use super::tally::Tally;
 use super::types::{At, Effect, Fragment, Mem, PartOp, VolumeError};
 use super::{Key, PARTS_MAX, doubts};
@@ -51,6 +52,10 @@ pub(super) struct Base {
     /// Segments of the cache that were answered just now, and whether well.
     pub(super) fetched: Vec<(Key, bool)>,
     pub(super) absent: Absent,
+    pub(super) unflushed: Unflushed,
+    /// The flush that asks donors for their disks, and when the next one may.
+    pub(super) flushing: Option<Key>,
+    pub(super) flush_pause_until: Time,
     /// Something changed that upkeep has to look at.
     pub(super) upkeep_due: bool,
     pub(super) lease_lost: bool,
@@ -80,6 +85,9 @@ impl Base {
             cached: None,
             fetched: Vec::new(),
             absent: Absent::default(),
+            unflushed: Unflushed::default(),
+            flushing: None,
+            flush_pause_until: 0,
             upkeep_due: true,
             lease_lost: false,
             finishing: None,
@@ -388,6 +396,7 @@ pub(super) fn sample(redundancy: &str) -> Base {
         backing: None,
         proofs: None,
         encrypted: false,
+        write_back: false,
         medium: crate::map::Medium::Memory,
     };
     map.check().expect("a sound map");

@@ -26,12 +26,14 @@ pub(super) struct Torn {
     pub(super) older: bool,
     /// They were looked at, and do not.
     pub(super) unfit: bool,
+    /// These do not tell what they have. Where nobody makes that up (`missed` is none) they adopt it as it is.
+    pub(super) stale: Slots,
 }
 
 impl Torn {
-    /// Of rows of which nothing is known.
+    /// Rows of which nobody knows who missed what.
     pub(super) fn rows(group: u32, lo: u32, hi: u32) -> Torn {
-        Torn { group, lo, hi, missed: 0, undo: None, older: false, unfit: false }
+        Torn { group, lo, hi, missed: 0, undo: None, older: false, unfit: false, stale: 0 }
     }
 
     /// Whether these are the very rows of a job.
@@ -68,6 +70,9 @@ pub(super) struct Doubts {
     pub(super) unsure: Vec<(u32, u32, Placement)>,
     /// Groups that are asked again.
     pub(super) resurveyed: BTreeSet<u32>,
+    /// Of these, those that are still to be asked, since a donor of them that was known is there again: what
+    /// it had in memory alone it may have lost.
+    pub(super) returned: BTreeSet<u32>,
     /// The volume is served from then on; what is in doubt still is an error until whoever knows answers.
     pub(super) serve_at: Option<Time>,
     /// It is served: who could not be asked until then is held back.
@@ -77,7 +82,8 @@ pub(super) struct Doubts {
 impl Doubts {
     pub(super) fn new(stage: Stage) -> Doubts {
         let (torn, unsure, resurveyed) = (Vec::new(), Vec::new(), BTreeSet::new());
-        Doubts { stage, torn, unsure, resurveyed, serve_at: None, holds_back: false }
+        let returned = BTreeSet::new();
+        Doubts { stage, torn, unsure, resurveyed, returned, serve_at: None, holds_back: false }
     }
 }
 
@@ -96,7 +102,8 @@ pub(super) fn is_torn(base: &Base, group: u32, lo: u32, hi: u32) -> bool {
 
 /// Whether a write there is still to be undone: nothing else may change those rows, or copy them, before.
 pub(super) fn is_to_be_undone(base: &Base, group: u32, lo: u32, hi: u32) -> bool {
-    base.doubts.torn.iter().any(|torn| torn.undo.is_some() && torn.reaches(group, lo, hi))
+    let is_open = |torn: &Torn| torn.undo.is_some() || (torn.stale != 0 && torn.missed == 0);
+    base.doubts.torn.iter().any(|torn| is_open(torn) && torn.reaches(group, lo, hi))
 }
 
 /// The slots whose holders missed a write there.
@@ -133,10 +140,17 @@ pub(super) fn is_hopeless(base: &Base, group: u32) -> bool {
 /// Whether the silent donor's memory alone tells what rows in doubt are. One that has ended does not come
 /// back.
 pub(super) fn is_needed(base: &Base, group: u32, slot: u32, donor: DonorId) -> bool {
-    base.shape.geometry.data > 1
+    let knows = base.shape.geometry.data > 1
         && slot < base.shape.geometry.data
         && base.doubts.torn.iter().any(|torn| torn.group == group && torn.missed == 0 && torn.undo.is_none())
-        && base.links.get(donor).is_some_and(|link| !link.gone)
+        && base.links.get(donor).is_some_and(|link| !link.gone);
+    knows || lacks_what_is_stale(base, group)
+}
+
+/// Those that tell what they have do not make up what others of the group may have lost.
+pub(super) fn lacks_what_is_stale(base: &Base, group: u32) -> bool {
+    let stale = base.doubts.torn.iter().filter(|torn| torn.group == group && torn.stale != 0);
+    stale.into_iter().any(|torn| torn.missed == 0 || mendable(base, *torn).is_none())
 }
 
 /// Whether a holder of the group was never asked what was written lately: it must be, before anything
@@ -163,6 +177,7 @@ pub(super) fn forget_missed(base: &mut Base, map: &VolumeMap) {
         go.into_iter().for_each(|slot| fill::unfill(base, torn.group, slot, torn.lo));
         let known = torn.missed != 0;
         torn.missed = stay.into_iter().map(bit).sum();
+        torn.stale &= if known { torn.missed } else { still_held(base, map, torn.group, torn.stale) };
         let mended = known && torn.missed == 0;
         if !enough_without(&map.groups[group], torn.missed, map.redundancy.data) {
             torn.missed = 0;
@@ -170,6 +185,12 @@ pub(super) fn forget_missed(base: &mut Base, map: &VolumeMap) {
         !mended
     });
     base.doubts.torn = all;
+}
+
+/// Of these slots, those that have the holder that they had.
+fn still_held(base: &Base, map: &VolumeMap, group: u32, slots: Slots) -> Slots {
+    let held = |map: &VolumeMap, slot: u32| map.groups[group as usize].slots[slot as usize].held;
+    slots_of(slots).filter(|slot| held(map, *slot) == held(&base.shape.map, *slot)).map(bit).sum()
 }
 
 /// Rebuilding from rows that may not fit together would make up data. Copies are whole each for itself.

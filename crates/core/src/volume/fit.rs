@@ -16,7 +16,7 @@ use super::{BLOCK, Key, resync};
 
 /// Whether its rows are looked at as soon as enough of their fragments are there.
 fn is_open(base: &Base, torn: Torn) -> bool {
-    let is_unknown = torn.missed == 0 && torn.undo.is_none() && !torn.unfit;
+    let is_unknown = torn.missed == 0 && torn.undo.is_none() && torn.stale == 0 && !torn.unfit;
     is_unknown && base.shape.geometry.data > 1 && !doubts::can_resync(base, torn)
 }
 

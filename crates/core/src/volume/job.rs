@@ -76,6 +76,8 @@ pub(super) enum Work {
     Status(Span),
     /// A flush that waits for links to be opened.
     Barrier,
+    /// One that waits for the disks of all holders.
+    Flush,
     /// One slot's bytes from the others, or from its holder, to `to`.
     Fill {
         slot: u32,
@@ -124,7 +126,7 @@ impl Work {
     /// Whether it has a lock on its rows at all.
     pub(super) fn is_locked(self) -> bool {
         let asks = matches!(self, Work::Status(_) | Work::Survey | Work::Age | Work::Ask { .. });
-        !(asks || matches!(self, Work::Barrier | Work::Scrub { .. }))
+        !(asks || matches!(self, Work::Barrier | Work::Flush | Work::Scrub { .. }))
     }
 
     /// Whether nobody else may work on its rows.

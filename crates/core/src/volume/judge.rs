@@ -40,6 +40,8 @@ pub(super) struct Doubt {
     pub(super) lo: u32,
     pub(super) hi: u32,
     pub(super) way: Way,
+    /// These do not tell what they have there: they may have lost some of it.
+    pub(super) stale: Slots,
 }
 
 /// What the holders of a group said.
@@ -48,22 +50,45 @@ pub(super) struct Hearing {
     /// Who was asked and lists writes.
     pub(super) asked: Slots,
     listed: Vec<Listed>,
+    /// A slot, and where it may have lost what was written.
+    stale: Vec<(u32, u64, u64)>,
 }
 
 impl Hearing {
     pub(super) fn hear(&mut self, slot: u32, writes: impl IntoIterator<Item = ListedWrite>) {
         self.asked |= bit(slot);
-        self.listed.extend(writes.into_iter().map(|write| Listed { slot, write }));
+        for write in writes.into_iter().filter(|write| write.from < write.to) {
+            match write.stale {
+                true => self.stale.push((slot, write.from, write.to)),
+                false => self.listed.push(Listed { slot, write }),
+            }
+        }
+    }
+
+    /// What a writer that knows of its own writes has no use for.
+    pub(super) fn forget_writes(&mut self) {
+        self.listed.clear();
     }
 
     /// The doubts of a group with so many data slots; every write up to number `complete` is complete, and
-    /// only one whose number is a former writer's may be undone.
-    pub(super) fn doubts(mut self, data: u32, complete: u64, is_former: impl Fn(u64) -> bool) -> Vec<Doubt> {
+    /// only one whose number is a former writer's may be undone. `marked`: rows that may be half written by
+    /// nobody knows which write.
+    pub(super) fn doubts(
+        mut self,
+        data: u32,
+        complete: u64,
+        is_former: impl Fn(u64) -> bool,
+        marked: &[(u32, u32)],
+    ) -> Vec<Doubt> {
         let asked = self.asked;
-        self.listed.retain(|listed| listed.write.number > complete && listed.write.from < listed.write.to);
+        self.listed.retain(|listed| listed.write.number > complete);
         self.listed.sort_unstable_by_key(|listed| listed.write.from);
         let ends = self.listed.iter().flat_map(|listed| [listed.write.from, listed.write.to]);
-        let borders: BTreeSet<u64> = ends.collect();
+        let mut borders: BTreeSet<u64> = ends.collect();
+        if !self.stale.is_empty() {
+            borders.extend(self.stale.iter().flat_map(|(_, from, to)| [*from, *to]));
+            borders.extend(marked.iter().flat_map(|(from, to)| [u64::from(*from), u64::from(*to)]));
+        }
         let mut doubts: Vec<Doubt> = Vec::new();
         let (mut here, mut next): (Vec<Listed>, usize) = (Vec::new(), 0);
         for (lo, hi) in borders.iter().zip(borders.iter().skip(1)) {
@@ -72,16 +97,40 @@ impl Hearing {
                 here.push(*listed);
                 next += 1;
             }
-            let Some(way) = judge(&here, asked, data, &is_former) else { continue };
+            let there = self.stale.iter().filter(|(_, from, to)| from <= lo && hi <= to);
+            let stale = there.fold(0, |slots, (slot, ..)| slots | bit(*slot));
             let offset = |at: u64| u32::try_from(at).expect("inside an extent");
             let (lo, hi) = (offset(*lo), offset(*hi));
-            match doubts.last_mut().filter(|last| last.hi == lo && last.way == way) {
+            let way = if stale == 0 {
+                judge(&here, asked, data, &is_former)
+            } else {
+                // Of copies each is whole for itself.
+                let is_marked = data > 1 && marked.iter().any(|(from, to)| *from < hi && lo < *to);
+                let others: Vec<Listed> =
+                    here.iter().filter(|listed| stale & bit(listed.slot) == 0).copied().collect();
+                let rest = asked & !stale;
+                Some(without(stale, rest, data, judge(&others, rest, data, &is_former), is_marked))
+            };
+            let Some(way) = way else { continue };
+            match doubts.last_mut().filter(|last| (last.hi, last.way, last.stale) == (lo, way, stale)) {
                 Some(last) => last.hi = hi,
-                None => doubts.push(Doubt { lo, hi, way }),
+                None => doubts.push(Doubt { lo, hi, way, stale }),
             }
         }
         doubts
     }
+}
+
+/// What is to be done where some slots do not tell what they have, and the rest is judged so: they are made up
+/// from that, or nobody knows.
+fn without(stale: Slots, rest: Slots, data: u32, judged: Option<Way>, is_marked: bool) -> Way {
+    let missed = match judged {
+        None => Some(0),
+        Some(Way::Without(missed)) => Some(missed),
+        Some(Way::Undo(_) | Way::None) => None,
+    };
+    let enough = |missed: &Slots| (rest & !missed).count_ones() >= data && !is_marked;
+    missed.filter(enough).map_or(Way::None, |missed| Way::Without(missed | stale))
 }
 
 /// Of the writes that are listed at one place: none if all is well, or what is to be done.
@@ -130,13 +179,13 @@ mod tests {
     const ROW: Slots = 0b1111;
 
     fn write(number: u64, targets: Slots, landed: bool) -> ListedWrite {
-        ListedWrite { from: 0, to: 4096, number, targets, landed, undo: false }
+        ListedWrite { from: 0, to: 4096, number, targets, landed, undo: false, stale: false }
     }
 
     fn way(data: u32, said: &[(u32, &[ListedWrite])]) -> Option<Way> {
         let mut hearing = Hearing::default();
         said.iter().for_each(|(slot, writes)| hearing.hear(*slot, writes.iter().copied()));
-        let doubts = hearing.doubts(data, 0, |number| number < 100);
+        let doubts = hearing.doubts(data, 0, |number| number < 100, &[]);
         assert!(doubts.len() <= 1, "{doubts:?}");
         doubts.first().map(|doubt| doubt.way)
     }
@@ -194,12 +243,50 @@ mod tests {
     #[test]
     fn what_is_known_to_be_complete_is_passed_over_and_places_are_told_apart() {
         let mut hearing = Hearing::default();
-        let at =
-            |number, from, to, landed| ListedWrite { from, to, number, targets: 0b11, landed, undo: false };
+        let at = |number, from, to, landed| ListedWrite {
+            from,
+            to,
+            number,
+            targets: 0b11,
+            landed,
+            undo: false,
+            stale: false,
+        };
         hearing.hear(0, [at(5, 0, 8192, false), at(6, 4096, 12288, true), at(8, 16384, 20480, false)]);
         hearing.hear(1, [at(6, 4096, 12288, true)]);
-        let doubt = |lo, hi, missed| Doubt { lo, hi, way: Way::Without(missed) };
-        assert_eq!(hearing.doubts(1, 5, |_| true), [doubt(16384, 20480, 0b01)]);
+        let doubt = |lo, hi, missed| Doubt { lo, hi, way: Way::Without(missed), stale: 0 };
+        assert_eq!(hearing.doubts(1, 5, |_| true, &[]), [doubt(16384, 20480, 0b01)]);
+    }
+
+    #[test]
+    fn what_does_not_tell_what_it_has_is_made_up_from_those_that_do() {
+        let (has, stale) = ([write(7, ROW, true)], [ListedWrite::stale(0, 4096)]);
+        assert_eq!(judged(3, &[(0, &has), (1, &stale), (2, &has), (3, &has)]), Some(0b0010));
+        assert_eq!(judged(3, &[(0, &[]), (1, &stale), (2, &[]), (3, &[])]), Some(0b0010), "nobody lists any");
+        assert_eq!(judged(3, &[(0, &has), (1, &stale), (2, &stale), (3, &has)]), Some(0), "two are too few");
+        assert_eq!(judged(3, &[(0, &has), (1, &stale), (2, &has)]), Some(0), "one was not asked");
+        assert_eq!(judged(1, &[(0, &stale), (1, &[])]), Some(0b01));
+        assert_eq!(judged(1, &[(0, &stale), (1, &stale)]), Some(0));
+        // A write that half of the others lack leaves nothing to make it up from.
+        let begun = [write(7, ROW, false)];
+        assert_eq!(judged(3, &[(0, &has), (1, &stale), (2, &begun), (3, &has)]), Some(0));
+    }
+
+    #[test]
+    fn rows_that_may_be_half_written_make_nothing_up() {
+        let doubts = |data, marked: &[(u32, u32)]| {
+            let mut hearing = Hearing::default();
+            hearing.hear(0, [ListedWrite::stale(0, 12288)]);
+            (1..4).for_each(|slot| hearing.hear(slot, []));
+            hearing.doubts(data, 0, |_| true, marked)
+        };
+        let doubt = |lo, hi, way| Doubt { lo, hi, way, stale: 1 };
+        let without = Way::Without(1);
+        assert_eq!(
+            doubts(3, &[(4096, 8192)]),
+            [doubt(0, 4096, without), doubt(4096, 8192, Way::None), doubt(8192, 12288, without)]
+        );
+        assert_eq!(doubts(1, &[(4096, 8192)]), [doubt(0, 12288, without)], "a copy is whole for itself");
     }
 
     #[test]

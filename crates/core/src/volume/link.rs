@@ -41,6 +41,8 @@ pub(super) struct Link {
     pub(super) fenced: bool,
     /// Writes were acknowledged since the last flush.
     pub(super) unflushed: bool,
+    /// Something was sent since it last said that its disk has all.
+    pub(super) undurable: bool,
     /// It refused this reader, by the map that there is.
     pub(super) shut_out: bool,
     /// Its process has ended: it is not waited for.
@@ -261,6 +263,7 @@ impl Link {
             session,
             fenced: route.foreign_export.is_none(),
             unflushed: false,
+            undurable: true,
             shut_out: false,
             gone: false,
             waiting: VecDeque::new(),

@@ -11,13 +11,14 @@
 //! Files: what policies stand on, as one `base`: `shape` (the map, and where bytes lie), `link` (one donor),
 //! `job` (a locked piece of work and its parts), `jobs`, `request`, `doubts` (rows that may not fit
 //! together), `tally`. Policies over that: `read`, `beside` (a writer), `status`, `write`, `join` (rows
-//! written by several requests), `lanes` (what several share), `flush`, `absent` (what a source is still to
-//! give), `expiry` (requests that are late); `watch` (donors that come and go), `changes` (what the
-//! coordinator is told, newer maps); `resync` (rows half written), `judge` (which of them fit together, by
-//! what donors list), `fit` (likewise, by what they hold); `upkeep` with `fill`, `heal`, `scrub`, `compare`,
-//! `age`; `proofs` (who does not wait for one); `cached` (reads from what was read ahead). Small parts:
-//! `types` (events, effects), `cache`, `buddy` (its memory), `numbers` (by which donors list writes), `merge`
-//! (what leaves as one request), `locks`, `scratch`, `pace`, `slab`.
+//! written by several requests), `lanes` (what several share), `flush`, `stale` (what donors may have lost of
+//! what no flush covered), `absent` (what a source is still to give), `expiry` (requests that are late);
+//! `watch` (donors that come and go), `changes` (what the coordinator is told, newer maps); `resync` (rows
+//! half written), `judge` (which of them fit together, by what donors list), `fit` (likewise, by what they
+//! hold); `upkeep` with `fill`, `heal`, `scrub`, `compare`, `age`; `proofs` (who does not wait for one);
+//! `cached` (reads from what was read ahead). Small parts: `types` (events, effects), `cache`, `buddy` (its
+//! memory), `numbers` (by which donors list writes), `merge` (what leaves as one request), `locks`,
+//! `scratch`, `pace`, `slab`.
 
 mod absent;
 mod age;
@@ -52,6 +53,7 @@ mod scratch;
 mod scrub;
 mod shape;
 mod slab;
+mod stale;
 mod status;
 mod tally;
 mod types;
@@ -61,8 +63,8 @@ mod write;
 
 use crate::api::VolumeReport;
 use crate::limits::{
-    BLOCK_BYTES, FINISH_NS, JOBS_MAX, PARITY_MAX, REQUESTS_IN_FLIGHT_MAX, SECOND_NS, STRIPE_DONORS_MAX,
-    TICK_NS, WRITE_MARGIN_NS,
+    BLOCK_BYTES, FINISH_NS, JOBS_MAX, PARITY_MAX, REQUEST_DEADLINE_NS, REQUESTS_IN_FLIGHT_MAX, SECOND_NS,
+    STRIPE_DONORS_MAX, TICK_NS, WRITE_MARGIN_NS,
 };
 use crate::map::{DonorId, VolumeMap};
 use crate::units::Time;
@@ -244,6 +246,7 @@ impl Volume {
             Event::Silent(donors) => self.upkeep.ask_donors(base, &donors),
             Event::Opened { donor, session } => {
                 if watch::opened(base, donor, session) {
+                    stale::returned(base, donor);
                     self.upkeep.aging.again(base);
                 }
             }
@@ -261,8 +264,13 @@ impl Volume {
                 let fetches = cached::fetches(base);
                 expiry::give_up(self, fetches);
                 self.upkeep.scrubbing.stop();
-                self.base.finishing = Some(self.base.now + FINISH_NS);
-                self.base.upkeep_due = true;
+                let base = &mut self.base;
+                let flushes = base.shape.map.write_back && !base.shape.read_only && !base.lease_lost;
+                base.finishing = Some(base.now + if flushes { REQUEST_DEADLINE_NS } else { FINISH_NS });
+                if flushes {
+                    flush::to_disks(base, None);
+                }
+                base.upkeep_due = true;
             }
             Event::Wake => self.wake(),
         }
@@ -360,6 +368,7 @@ impl Volume {
             Work::Joined(_) => join::begin(base, key),
             Work::Status(span) => status::begin(base, key, span),
             Work::Barrier => flush::begin(base, key),
+            Work::Flush => flush::begin_to_disks(base, key),
             Work::Survey => self.resync.begin_survey(base, key),
             Work::Age => age::begin(base, key),
             Work::Ask { slot, of } => upkeep::begin_ask(base, key, slot, of),
@@ -379,6 +388,7 @@ impl Volume {
             Work::Read(_) | Work::Status(_) | Work::Barrier | Work::Undo(_) => base.end_job(key, Ok(())),
             Work::Survey | Work::Age | Work::Ask { .. } | Work::Scrub { .. } => base.end_job(key, Ok(())),
             Work::Resync => resync::write_lanes(base, key),
+            Work::Flush => flush::done_on_disks(base, key),
             Work::Compare => compare::compare(base, key),
             Work::Fit => fit::compare(base, key),
             _ => lanes::complete(base, key),
@@ -426,7 +436,7 @@ impl Volume {
     }
 
     fn part_succeeded(&mut self, key: Key, part: &Part, runs: &[StatusRun]) {
-        let Base { jobs, requests, joins, .. } = &mut self.base;
+        let Base { jobs, .. } = &mut self.base;
         jobs.parts.get_mut(key).expect("it was just answered").progress = Progress::Done;
         let job = &mut jobs[part.job];
         job.open -= 1;
@@ -444,6 +454,9 @@ impl Volume {
             PartOp::Survey if runs.iter().any(|run| !run.hole) => job.still = Still::Disturbed,
             PartOp::Verify => self.upkeep.verified(&mut self.base, part, runs),
             op if op.writes() => {
+                self.base.links[part.placement.donor].undurable = true;
+                let Base { jobs, requests, joins, .. } = &mut self.base;
+                let job = &jobs[part.job];
                 let of = job.request.into_iter().chain(joins.beside(part.job));
                 of.for_each(|request| requests.touched(request, (job.group, part.slot)));
             }
@@ -493,6 +506,7 @@ impl Volume {
                 read::failed(base, part.job, part.slot, failure);
             }
             PartOp::Age if job.work == Work::Age => {}
+            PartOp::Flush => flush::failed(base, part.job, part.placement.donor, failure),
             PartOp::Undo => resync::undo_failed(base, part.job, failure),
             PartOp::Age if failure == Failure::Moved => flush::moved(base, part.job),
             _ => job.failed = Some(failure.error()),
@@ -506,6 +520,8 @@ impl Volume {
     fn job_ended(&mut self, key: Key, result: Result<(), VolumeError>) {
         let base = &mut self.base;
         let job = base.jobs.remove(key);
+        flush::ended(base, key);
+        stale::note_written(base, &job);
         if result.is_err() && matches!(job.phase, Phase::Writing | Phase::Excluding) {
             write::tear(base, &job);
         }
@@ -536,6 +552,10 @@ impl Volume {
             self.resync.look_at_stage(base);
         }
         if base.finishing.is_some() {
+            if writes && base.shape.map.write_back && base.finishing.is_some_and(|until| base.now < until) {
+                // The last flush may wait for what is mended.
+                self.resync.start(base);
+            }
             self.upkeep.wind_up(base);
             return;
         }
@@ -567,6 +587,7 @@ impl Volume {
                 base.ticked_at = base.now;
             }
             watch::exclude_who_is_gone(base);
+            base.upkeep_due |= !base.jobs.waiting.is_empty();
             self.upkeep.tick(base);
             beside::tick_resting(base);
         }

@@ -202,6 +202,11 @@ pub(super) fn failed(base: &mut Base, key: Key, slot: u32, failure: Failure) {
             let (avoid, wrong) = (job.avoid, job.wrong);
             read_otherwise(base, key, span, avoid, wrong);
         }
+        // It does not tell what it has, and will not until it is asked to adopt that.
+        Work::Resync if geometry.data > 1 && failure == Failure::Answer(PartError::Io) => {
+            base.drop_parts(key);
+            base.end_job(key, Err(VolumeError::DonorFailed));
+        }
         Work::Resync if corrupt && job.tries < READ_AGAIN_MAX => {
             // A bit may have flipped on the way.
             (job.tries, job.avoid, job.wrong) = (job.tries + 1, 0, 0);

@@ -13,7 +13,7 @@ use super::job::{Failure, Job, Missed, Phase, Progress, Run, Slots, Work, bit, s
 use super::judge::{Doubt, Hearing, Way};
 use super::link::Link;
 use super::types::{Effect, Fragment, PartError, PartOp, StatusRun, VolumeError};
-use super::{BLOCK, Key, PAUSE_NS, doubts, fill, fit, lanes};
+use super::{BLOCK, Key, PAUSE_NS, doubts, fill, fit, flush, lanes, stale};
 use crate::donor::ListedWrite;
 use crate::layout::Scatter;
 use crate::limits::{BLOCK_BYTES, EXTENT_BYTES};
@@ -43,6 +43,10 @@ pub(super) struct Resync {
     heard: BTreeMap<u32, Hearing>,
     /// Every write of a former writer with a number up to this one is complete.
     complete: u64,
+    /// Groups that are asked only what a donor that is there again may have lost.
+    again: BTreeSet<u32>,
+    /// Slots, by group, that may have lost something behind the volume's end.
+    beyond: BTreeMap<u32, Slots>,
 }
 
 impl Resync {
@@ -61,7 +65,9 @@ impl Resync {
 
     /// What a donor answered to a survey.
     pub(super) fn answered(&mut self, group: u32, runs: Vec<StatusRun>) {
-        self.surveyed.push((group, runs));
+        if !self.again.contains(&group) {
+            self.surveyed.push((group, runs));
+        }
     }
 
     /// Those that were not asked yet, and those that could not be, if they are holders still.
@@ -81,7 +87,10 @@ impl Resync {
                 self.open -= 1;
                 let this = |torn: &Torn| torn.is_of(job) && torn.undo == Some(undo);
                 self.under_way.retain(|torn| !this(torn));
-                if done {
+                if done && undo.number == 0 {
+                    stale::adopted(base, job, undo.slots);
+                    base.jobs.look_at_waiting();
+                } else if done {
                     base.doubts.torn.retain(|torn| !this(torn));
                     // Whoever is being given one of them may have been given what was undone.
                     slots_of(undo.slots).for_each(|slot| fill::unfill(base, job.group, slot, job.lo));
@@ -145,6 +154,11 @@ impl Resync {
             Stage::Resyncing if self.open == 0 && (late || !self.waits_for_doubts(base)) => {
                 base.doubts.stage = Stage::Serving;
                 base.doubts.holds_back = true;
+                if base.shape.map.write_back {
+                    stale::give_up_who_is_away(base);
+                    // What a former writer wrote may be in memory alone, and this one does not know it.
+                    flush::to_disks(base, None);
+                }
             }
             _ => {}
         }
@@ -180,8 +194,13 @@ impl Resync {
         self.keep_unsure(base);
         let up = |placement: &Placement| base.links.is_up(placement.donor);
         let reached = base.doubts.unsure.iter().filter(|(_, _, placement)| up(placement));
-        let groups: BTreeSet<u32> = reached.map(|(group, ..)| *group).take(SURVEYS_MAX).collect();
+        let mut groups: BTreeSet<u32> = reached.map(|(group, ..)| *group).take(SURVEYS_MAX).collect();
         base.doubts.unsure.retain(|(group, ..)| !groups.contains(group));
+        let room = SURVEYS_MAX.saturating_sub(groups.len());
+        let returned: Vec<u32> = base.doubts.returned.iter().copied().take(room).collect();
+        base.doubts.returned.retain(|group| !returned.contains(group));
+        self.again = returned.iter().copied().filter(|group| !groups.contains(group)).collect();
+        groups.extend(returned);
         for group in groups {
             self.surveys_open += 1;
             base.doubts.resurveyed.insert(group);
@@ -210,7 +229,8 @@ impl Resync {
         let Job { group, hi, .. } = base.jobs[key];
         for slot in base.shape.slots() {
             let Some(held) = base.shape.slot(group, slot).held else { continue };
-            if !base.add_part(key, slot, held, PartOp::Survey, Run::about(0, hi)) {
+            let is_asked = base.add_part(key, slot, held, PartOp::Survey, Run::about(0, hi));
+            if !is_asked && !self.again.contains(&group) {
                 self.unsurveyed.push((group, slot, held));
             }
         }
@@ -219,6 +239,10 @@ impl Resync {
 
     /// A holder did not answer a survey. One that knows no dirty map may have been written to everywhere.
     pub(super) fn survey_failed(&mut self, group: u32, missed: Missed, failure: Failure) {
+        if self.again.contains(&group) {
+            // When it is there again, it is asked again.
+            return;
+        }
         if failure == Failure::Answer(PartError::Unsupported) {
             let all = u32::try_from(EXTENT_BYTES).expect("an extent is 64 MiB");
             self.surveyed.push((group, vec![StatusRun { len: all, hole: false }]));
@@ -242,6 +266,9 @@ impl Resync {
             to: local(write.to.saturating_add(BLOCK_BYTES - 1)),
             ..*write
         });
+        if writes.iter().any(|write| write.stale && write.to > begin + end) {
+            *self.beyond.entry(group).or_default() |= bit(part.slot);
+        }
         self.complete = self.complete.max(complete);
         let greatest = writes.iter().map(|write| write.number).max().unwrap_or(0);
         base.jobs.numbers.heard(greatest.max(complete));
@@ -249,19 +276,42 @@ impl Resync {
     }
 
     fn take_survey(&mut self, base: &mut Base) {
-        for (group, hearing) in std::mem::take(&mut self.heard) {
+        let dirty = self.take_marks(base);
+        for (group, mut hearing) in std::mem::take(&mut self.heard) {
+            if self.again.contains(&group) {
+                hearing.forget_writes();
+            }
             let numbers = &base.jobs.numbers;
-            let doubts =
-                hearing.doubts(base.shape.geometry.data, self.complete, |number| numbers.is_former(number));
-            base.doubts.torn.extend(doubts.into_iter().map(|Doubt { lo, hi, way }| {
+            let held = base.shape.slots().filter(|slot| base.shape.is_held(group, *slot)).map(bit);
+            let all_asked = held.sum::<Slots>() & !hearing.asked == 0;
+            let mut marks = dirty.get(&group).cloned().unwrap_or_default();
+            let unknown = base.doubts.torn.iter().filter(|torn| {
+                torn.group == group && torn.missed == 0 && torn.undo.is_none() && torn.stale == 0
+            });
+            marks.extend(unknown.map(|torn| (torn.lo, torn.hi)));
+            let is_former = |number| numbers.is_former(number);
+            let doubts = hearing.doubts(base.shape.geometry.data, self.complete, is_former, &marks);
+            // What is known of that now is all of it.
+            base.doubts.torn.retain(|torn| torn.group != group || torn.stale == 0 || torn.undo.is_some());
+            base.doubts.torn.extend(doubts.into_iter().map(|Doubt { lo, hi, way, stale }| {
                 let (missed, undo) = match way {
                     Way::Without(missed) => (missed, None),
                     Way::Undo(undo) => (0, Some(undo)),
-                    Way::None => (0, None),
+                    // One that was not asked may make it up.
+                    Way::None if all_asked => (0, None),
+                    Way::None => (stale, None),
                 };
-                Torn { missed, undo, ..Torn::rows(group, lo, hi) }
+                Torn { missed, undo, stale, ..Torn::rows(group, lo, hi) }
             }));
         }
+        for (group, slots) in std::mem::take(&mut self.beyond) {
+            stale::adopt_behind_the_end(base, group, slots);
+        }
+        self.tear_what_is_marked(base, dirty);
+    }
+
+    /// What was written lately by nobody knows which write, by group.
+    fn take_marks(&mut self, base: &Base) -> BTreeMap<u32, Vec<(u32, u32)>> {
         let mut dirty: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
         for (group, runs) in std::mem::take(&mut self.surveyed) {
             let mut at = 0;
@@ -276,6 +326,10 @@ impl Resync {
                 dirty.entry(group).or_default().push((at, base.shape.used(group)));
             }
         }
+        dirty
+    }
+
+    fn tear_what_is_marked(&self, base: &mut Base, dirty: BTreeMap<u32, Vec<(u32, u32)>>) {
         let step = base.shape.lane_max();
         for (group, mut ranges) in dirty {
             ranges.sort_unstable();
@@ -313,6 +367,7 @@ impl Resync {
             if doubts::is_unsure(base, torn.group) || base.doubts.resurveyed.contains(&torn.group) {
                 continue;
             }
+            torn = stale::to_be_adopted(base, at);
             // What only slots missed that nobody holds, as far as is known, the next map settles.
             if torn.missed != 0 && slots_of(torn.missed).all(|slot| !base.shape.is_held(torn.group, slot)) {
                 continue;
@@ -320,7 +375,8 @@ impl Resync {
             let work = match torn.undo {
                 Some(undo) => Some(Work::Undo(undo)),
                 None if doubts::is_to_be_undone(base, torn.group, torn.lo, torn.hi) => continue,
-                None if doubts::can_resync(base, torn) => Some(Work::Resync),
+                // Who does not tell what it has is no source of parity.
+                None if torn.stale == 0 && doubts::can_resync(base, torn) => Some(Work::Resync),
                 None => doubts::mendable(base, torn).map(|slot| Work::Mend { slot }),
             };
             let work = work.or_else(|| fit::can_tell(base, torn).then_some(Work::Fit));
@@ -350,6 +406,13 @@ impl Resync {
 fn retry_waiting(base: &mut Base) {
     for key in std::mem::take(&mut base.jobs.waiting) {
         let Some(job) = base.jobs.get(key) else { continue };
+        if job.work == Work::Flush {
+            match base.failed_elsewhere(job).is_none() && flush::waits(base) {
+                true => base.jobs.waiting.push(key),
+                false => base.jobs.ready.push_back(key),
+            }
+            continue;
+        }
         let Job { group, lo, hi, .. } = *job;
         if base.failed_elsewhere(job).is_some() {
             base.jobs.ready.push_back(key);
@@ -442,7 +505,7 @@ pub(super) fn undo_failed(base: &mut Base, key: Key, failure: Failure) {
     if let Failure::Answer(_) = failure {
         let (undo, torn) = (job.work, &mut base.doubts.torn);
         let here = |torn: &&mut Torn| torn.is_of(job) && torn.undo.map(Work::Undo) == Some(undo);
-        torn.iter_mut().filter(here).for_each(|torn| torn.undo = None);
+        torn.iter_mut().filter(here).for_each(|torn| (torn.undo, torn.stale) = (None, 0));
     }
 }
 

@@ -105,6 +105,9 @@ pub enum PartOp {
     Undo,
     /// All writes sent before the last `Age` are complete everywhere (NBD FLUSH).
     Age,
+    /// What was answered is to be on the donor's disk (NBD FLUSH with FUA). `Unsupported`: it may have lost
+    /// some of it.
+    Flush,
 }
 
 impl PartOp {

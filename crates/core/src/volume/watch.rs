@@ -42,7 +42,7 @@ pub(super) fn exclude_who_is_gone(base: &mut Base) {
 }
 
 /// Whether everything can be read that the donor has part in, without it.
-fn is_spare(base: &Base, donor: DonorId) -> bool {
+pub(super) fn is_spare(base: &Base, donor: DonorId) -> bool {
     base.shape.map.groups.iter().all(|group| {
         let held = || group.slots.iter().filter_map(|slot| slot.held);
         let is_up = |other: DonorId| base.links.get(other).is_some_and(Link::is_up);

@@ -156,6 +156,7 @@ pub(crate) fn duty(
         backed: false,
         layers: 1,
         encrypted: false,
+        write_back: false,
         members,
     }
 }

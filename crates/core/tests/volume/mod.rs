@@ -42,6 +42,7 @@ pub fn map(stripe: bool, foreign: bool) -> VolumeMap {
         backing: None,
         proofs: None,
         encrypted: false,
+        write_back: false,
         medium: Medium::Memory,
     };
     map.check().expect("a sound map");
@@ -71,6 +72,7 @@ pub fn wide(redundancy: Redundancy) -> VolumeMap {
         backing: None,
         proofs: None,
         encrypted: false,
+        write_back: false,
         medium: Medium::Memory,
     };
     map.check().expect("a sound map");

@@ -33,7 +33,12 @@ fn look_up(handle: &VolumeHandle, export: &str) -> Result<ExportInfo, ExportErro
         let only = "there is no export of this name here: the default one, \"\", is all there is";
         return Err(ExportError::Unknown(only.to_owned()));
     }
-    Ok(describe(handle.size(), handle.read_only()))
+    let mut info = describe(handle.size(), handle.read_only());
+    if handle.write_back() {
+        // Who wants a write on the disk flushes behind it.
+        info.flags = info.flags.without(TransmissionFlags::SEND_FUA);
+    }
+    Ok(info)
 }
 
 /// Multi-conn holds: a write that was answered is with the donor, where every connection reads it.

@@ -72,6 +72,7 @@ pub(crate) fn map_of(volume: u64, redundancy: Redundancy, groups: Vec<Group>) ->
         backing: None,
         proofs: None,
         encrypted: false,
+        write_back: false,
         medium: Medium::Disk,
     }
 }

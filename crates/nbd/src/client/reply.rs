@@ -345,7 +345,8 @@ fn ledger(cookie: u64, done: bool, mut fields: Fields<'_>) -> Option<Reply> {
         let (to, number) = (fields.u64()?, fields.u64()?);
         let (targets, state) = (fields.u32()?, fields.u32()?);
         let (landed, undo) = (state & LedgerEntry::LANDED != 0, state & LedgerEntry::UNDO != 0);
-        entries.push(LedgerEntry { from, to, number, targets, landed, undo });
+        let stale = state & LedgerEntry::STALE != 0;
+        entries.push(LedgerEntry { from, to, number, targets, landed, undo, stale });
     }
     fields.is_empty().then_some(Reply::Ledger { cookie, done, complete, entries })
 }

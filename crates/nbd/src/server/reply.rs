@@ -96,6 +96,9 @@ pub struct LedgerEntry {
     pub landed: bool,
     /// What was there before is kept, for an UNDO.
     pub undo: bool,
+    /// Of a donor of a disk: no write, but what it may have lost of those before its stop. It does not tell
+    /// what is there before that is written again, or adopted by an UNDO of number 0.
+    pub stale: bool,
 }
 
 impl LedgerEntry {
@@ -103,6 +106,7 @@ impl LedgerEntry {
 
     pub(crate) const LANDED: u32 = 1 << 0;
     pub(crate) const UNDO: u32 = 1 << 1;
+    pub(crate) const STALE: u32 = 1 << 2;
 }
 
 /// The writes that touch the range which was asked about; beyond [`LEDGER_ENTRIES_MAX`] they are left out.
@@ -111,12 +115,14 @@ pub fn ledger(cookie: u64, done: bool, complete: u64, entries: &[LedgerEntry], o
     let payload_bytes = u32::try_from(8 + LedgerEntry::BYTES * entries.len()).unwrap_or(u32::MAX);
     out.extend_from_slice(&chunk_header(cookie, done, chunk::LEDGER, payload_bytes));
     out.extend_from_slice(&complete.to_be_bytes());
-    for LedgerEntry { from, to, number, targets, landed, undo } in entries {
+    for LedgerEntry { from, to, number, targets, landed, undo, stale } in entries {
         out.extend_from_slice(&from.to_be_bytes());
         out.extend_from_slice(&to.to_be_bytes());
         out.extend_from_slice(&number.to_be_bytes());
         out.extend_from_slice(&targets.to_be_bytes());
-        let state = (u32::from(*landed) * LedgerEntry::LANDED) | (u32::from(*undo) * LedgerEntry::UNDO);
+        let state = (u32::from(*landed) * LedgerEntry::LANDED)
+            | (u32::from(*undo) * LedgerEntry::UNDO)
+            | (u32::from(*stale) * LedgerEntry::STALE);
         out.extend_from_slice(&state.to_be_bytes());
     }
 }

@@ -274,6 +274,7 @@ fn create() -> Create {
         overlay_of: Some("case6".into()),
         on: Medium::Disk,
         encrypted: Some(Box::new(wrapped_key())),
+        write_back: true,
     }
 }
 
@@ -301,6 +302,7 @@ fn volume_status() -> VolumeStatus {
         unit: 4096,
         medium: Medium::Disk,
         encrypted: true,
+        write_back: true,
         epoch: 1,
         follow: true,
         attachments: vec![attachment()],
@@ -413,6 +415,7 @@ fn map() -> VolumeMap {
         backing: Some(backing()),
         proofs: Some(Proofs { root: Some(Root([0; 32])) }),
         encrypted: true,
+        write_back: true,
         medium: Medium::Disk,
     }
 }
@@ -431,6 +434,7 @@ fn duties() -> Duties {
         backed: true,
         layers: 1,
         encrypted: true,
+        write_back: true,
         members: BTreeMap::from([(TOKEN, MemberId(5))]),
     };
     Duties {

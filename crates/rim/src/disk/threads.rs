@@ -15,7 +15,7 @@ use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,16 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 /// What the thread that writes is asked for.
 #[derive(Debug)]
 pub(super) enum Job {
-    Commit { write: Write, teller: Teller },
-    Wipe { extents: Vec<u32>, done: mpsc::Sender<io::Result<()>> },
+    Commit {
+        write: Write,
+        teller: Teller,
+    },
+    Wipe {
+        extents: Vec<u32>,
+        done: mpsc::Sender<io::Result<()>>,
+    },
+    /// To look whether something is to be written back.
+    Look,
 }
 
 /// What the threads that read are asked for.
@@ -103,17 +111,25 @@ pub(super) fn start(shared: &Arc<Shared>) -> io::Result<(mpsc::Sender<Job>, Arc<
 /// Until nobody is there any more who could ask.
 fn write_all(shared: &Shared, asked: &mpsc::Receiver<Job>) {
     let mut next = None;
-    let mut marked_at = Instant::now();
+    let (mut marked_at, mut quiet_since) = (Instant::now(), Instant::now());
     loop {
+        let rests = shared.keep_back();
         let is_to_be_marked = shared.journal().is_to_be_marked();
-        let got = match next.take() {
-            Some(job) => Ok(job),
-            None if is_to_be_marked => asked.recv_timeout(QUIET),
-            None => asked.recv().map_err(RecvTimeoutError::from),
+        let got = match (next.take(), rests) {
+            (Some(job), _) => Ok(job),
+            (None, None) => asked.try_recv().map_err(|error| match error {
+                TryRecvError::Empty => RecvTimeoutError::Timeout,
+                TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+            }),
+            (None, Some(rests)) if is_to_be_marked => asked.recv_timeout(QUIET.min(rests)),
+            (None, Some(rests)) => asked.recv_timeout(rests),
         };
+        if got.is_ok() || rests.is_none() {
+            quiet_since = Instant::now();
+        }
         // Also while somebody writes all the time.
-        let is_time = is_to_be_marked && marked_at.elapsed() > MARK_EVERY;
-        if is_time || matches!(got, Err(RecvTimeoutError::Timeout)) {
+        let since = if got.is_ok() { (marked_at, MARK_EVERY) } else { (quiet_since, QUIET) };
+        if is_to_be_marked && (since.0.elapsed() >= since.1 || marked_at.elapsed() > MARK_EVERY) {
             // Whoever writes next is told if that fails.
             let _ = shared.unless_dead(|| shared.mark());
             marked_at = Instant::now();
@@ -124,7 +140,9 @@ fn write_all(shared: &Shared, asked: &mpsc::Receiver<Job>) {
             Err(RecvTimeoutError::Disconnected) => return,
         };
         match job {
+            Job::Look => {}
             Job::Wipe { extents, done } => {
+                shared.nothing_is_dirty_in(&extents);
                 let wiped = shared.wipe(&extents);
                 // Whoever asked may be gone.
                 let _ = done.send(wiped);
@@ -248,6 +266,8 @@ impl Shared {
             before.iter().zip(after).zip(found).map(|((before, after), page)| {
                 *before != after || !before.is_data || crc32c(page) == before.sum
             });
+        let write_back = self.write_back();
+        let right = right.zip(blocks).map(|(right, block)| right && !write_back.is_stale(block));
         teller.say(Ok(()), right.collect());
     }
 }

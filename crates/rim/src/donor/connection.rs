@@ -9,19 +9,20 @@
 //! ends leaves nothing of what it received outside of the arena, so that what is wiped there is nowhere else.
 //! One receive takes all the requests that are there, one send (`sending`) answers them all: at 4 KiB and
 //! depth 64 that is a factor of 6. Write payloads land in the arena directly.
-//! Called by `donor`. Parts: `layered` (volumes that are larger than their memory),
-//! `telling` (what the memory is like), `whole` (writes of encrypted ones). Tests:
+//! Called by `donor`. Parts: `layered` (volumes that are larger than their memory), `late`
+//! (writes that are in memory before they are on a disk), `telling` (what the memory is like), `whole` (writes of encrypted ones). Tests:
 //! `tests/donor_wire.rs`, `tests/donor_export.rs`.
 //! One of the named modules that may use unsafe (vectored I/O on arena addresses).
 #![allow(unsafe_code)]
 
+mod late;
 mod layered;
 mod telling;
 mod whole;
 
 use super::Lent;
 use super::sending::Sending;
-use super::waiting::{OnDisk, Waiting};
+use super::waiting::{Coming, OnDisk, Waiting};
 use crate::arena::{Arena, Begun, Room, Said};
 use crate::disk::Told;
 use crate::ledgers::{Ledger, locked};
@@ -85,6 +86,8 @@ struct Write {
     room: Option<Room>,
     /// Of an encrypted volume.
     whole: Option<WholeBlocks>,
+    /// Of a volume with write-back: what has come of it, which lands as a whole.
+    late: Option<Vec<u8>>,
 }
 
 /// Why a connection ends.
@@ -161,6 +164,7 @@ impl Drop for Connection<'_> {
             }
         }
         wipe(std::mem::take(&mut self.partial));
+        self.write.late.take().into_iter().for_each(wipe);
         // None is left of a thread that ends.
         let _ = SCRATCH.try_with(|scratch| scratch.borrow_mut().wipe());
     }
@@ -301,7 +305,9 @@ impl<'a> Connection<'a> {
                     }
                 }
                 Some(Step::Payload { at, bytes }) => {
-                    if let Some(whole) = &mut self.write.whole {
+                    if let Some(late) = &mut self.write.late {
+                        late.extend_from_slice(bytes);
+                    } else if let Some(whole) = &mut self.write.whole {
                         whole.take(bytes, |at, block| self.arena.copy_in(self.write.place + at, block));
                     } else if self.write.begun.is_some() {
                         self.arena.copy_in(self.write.place + at as u64, bytes);
@@ -355,6 +361,9 @@ impl<'a> Connection<'a> {
             Ok(Asked::Undo) if self.grant.layers > 1 => {
                 self.sending.outbox.error(cookie, Errno::NotSup, "");
             }
+            Ok(Asked::Read | Asked::Flush) if let Some(why) = self.may_be_older(header, access) => {
+                self.sending.outbox.error(cookie, why, late::MAY_BE_OLDER);
+            }
             Ok(Asked::Read) if let Some(at) = self.absent(header, access) => {
                 tell_absent(&mut self.sending.outbox, self.requests.session(), cookie, at);
             }
@@ -384,6 +393,7 @@ impl<'a> Connection<'a> {
             }
             Ok(Asked::Digest(digest)) => self.digest = Some(digest),
             Ok(Asked::Undo) => self.undo(header),
+            Ok(Asked::Flush) => self.flush(header),
             Ok(Asked::Write | Asked::Nothing) => self.sending.outbox.done(cookie),
         }
     }
@@ -429,15 +439,20 @@ impl<'a> Connection<'a> {
                 }
                 Err(_) => self.sending.outbox.error(header.cookie, Errno::Io, DISK_FAILED),
             },
+            Some(Waiting::Flush(header)) => self.flushed(&header, told.result.is_ok()),
         }
     }
 
     /// The payload of a write is here, or was dropped.
     fn whole(&mut self, header: &RequestHeader) {
         self.keep_auths(header.length.into());
-        let Write { refused, ticket, begun, said, room, .. } = std::mem::take(&mut self.write);
+        let Write { refused, ticket, begun, said, room, late, .. } = std::mem::take(&mut self.write);
         if let Some(errno) = refused {
             return self.sending.outbox.error(header.cookie, errno, "");
+        }
+        if let Some(bytes) = late {
+            self.land(header, ticket, Coming::Bytes(&bytes, said));
+            return wipe(bytes);
         }
         let len = u64::from(header.length);
         let is_right = begun.is_none_or(|begun| self.arena.wrote(begun, len, room, said));
@@ -467,6 +482,9 @@ impl<'a> Connection<'a> {
         let (offset, len) = (header.offset, u64::from(header.length));
         self.work_bytes += len;
         let ticket = self.begin_write(offset, len);
+        if self.on_disk.is_some() && self.grant.write_back {
+            return self.land(header, ticket, Coming::Zeros);
+        }
         if let Some(on_disk) = &mut self.on_disk {
             on_disk.begin(header);
             self.arena.zero(offset, len, false);
@@ -482,6 +500,10 @@ impl<'a> Connection<'a> {
         let RequestHeader { cookie, offset, length, .. } = *header;
         self.work_bytes += u64::from(length);
         let number = self.mark.map_or(0, |mark| mark.number);
+        if let (0, Some(on_disk)) = (number, &self.on_disk) {
+            on_disk.disk().adopt(offset, length.into());
+            return self.sending.outbox.done(cookie);
+        }
         let end = offset + u64::from(length);
         let pieces = self.ledger.as_ref().and_then(|ledger| locked(ledger).undo(number, offset, end));
         let Some(pieces) = pieces else { return self.sending.outbox.error(cookie, Errno::NotSup, "") };
@@ -514,7 +536,10 @@ impl<'a> Connection<'a> {
                 Err(error) => self.write.refused = Some(layered::no_room(&error)),
             }
         }
-        if self.write.refused.is_none() {
+        if self.write.refused.is_none() && self.on_disk.is_some() && self.grant.write_back {
+            self.write.late = Some(Vec::with_capacity(header.length as usize));
+            self.write.ticket = self.begin_write(offset, len);
+        } else if self.write.refused.is_none() {
             self.write.place = self.place(offset);
             self.on_disk.iter_mut().for_each(|on_disk| on_disk.begin(header));
             self.write.begun = Some(self.arena.begin_write(self.write.place, len));

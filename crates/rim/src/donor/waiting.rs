@@ -5,11 +5,11 @@
 //! until it is sent; a connection that waits for much takes no more requests; one that ends holds nothing.
 //! Called by `connection`. Tests: `lab/disks.rs`.
 
-use crate::arena::{Arena, Begun};
-use crate::disk::{Disk, Hold, Teller, Told};
+use crate::arena::{Arena, Begun, Said};
+use crate::disk::{Disk, Hold, Landed, Teller, Told};
 use cheetah_core::donor::Ticket;
 use cheetah_core::limits::BLOCK_BYTES;
-use cheetah_nbd::{Command, Errno, RequestHeader};
+use cheetah_nbd::{CmdFlags, Command, Errno, RequestHeader};
 use std::collections::HashMap;
 use std::io;
 use tokio::sync::mpsc;
@@ -28,13 +28,25 @@ pub(super) enum Waiting {
         header: RequestHeader,
         ticket: Option<Ticket>,
     },
+    Flush(RequestHeader),
 }
 
 impl Waiting {
     fn bytes(&self) -> u64 {
-        let (Waiting::Read(header) | Waiting::Check(header) | Waiting::Write { header, .. }) = self;
-        header.length.into()
+        match self {
+            Waiting::Read(header) | Waiting::Check(header) | Waiting::Write { header, .. } => {
+                header.length.into()
+            }
+            Waiting::Flush(_) => 0,
+        }
     }
+}
+
+/// What a write brings.
+#[derive(Clone, Copy)]
+pub(super) enum Coming<'a> {
+    Bytes(&'a [u8], Option<Said>),
+    Zeros,
 }
 
 pub(super) struct OnDisk<'a> {
@@ -136,6 +148,44 @@ impl<'a> OnDisk<'a> {
     pub(super) fn commit(&mut self, header: &RequestHeader, ticket: Option<Ticket>) {
         let teller = self.wait(Waiting::Write { header: *header, ticket });
         self.disk.commit(header.offset, header.length.into(), teller);
+    }
+
+    /// A write of a volume with write-back has come, or zeros. Whether it is answered now; None: it is not what
+    /// its client meant.
+    pub(super) fn land(
+        &mut self,
+        header: &RequestHeader,
+        ticket: Option<Ticket>,
+        what: Coming,
+    ) -> Option<bool> {
+        let teller = self.wait(Waiting::Write { header: *header, ticket });
+        let number = teller.waits_for;
+        let through = header.flags.contains(CmdFlags::FUA);
+        let landed = match what {
+            Coming::Bytes(bytes, said) => self.disk.land(header.offset, bytes, said, through, teller),
+            Coming::Zeros => Some(self.disk.land_zeros(header.offset, header.length.into(), through, teller)),
+        };
+        if landed != Some(Landed::Waits) {
+            self.waiting.remove(&number);
+            self.bytes -= u64::from(header.length);
+        }
+        landed.map(|landed| landed == Landed::Done)
+    }
+
+    /// Whether the disk has all that was answered; else it waits.
+    pub(super) fn flush(&mut self, header: &RequestHeader) -> bool {
+        let teller = self.wait(Waiting::Flush(*header));
+        let number = teller.waits_for;
+        let is_done = self.disk.flush(teller);
+        if is_done {
+            self.waiting.remove(&number);
+        }
+        is_done
+    }
+
+    /// What the disk may have lost of its memory.
+    pub(super) fn disk(&self) -> &Disk {
+        self.disk
     }
 
     /// It is in memory, and is not what its client meant.

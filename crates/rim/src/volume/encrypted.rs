@@ -68,7 +68,7 @@ impl VolumeHandle {
         key: Arc<VolumeKey>,
     ) -> std::io::Result<VolumeHandle> {
         let (name, pool) = (under.name().to_owned(), under.pool().clone());
-        let shared = Arc::new(Shared::new(name, under.read_only(), under.size(), pool));
+        let shared = Arc::new(Shared::new(name, (under.read_only(), under.write_back()), under.size(), pool));
         let (locks, under_way, under) = (Locks::default(), UnderWay::default(), under.clone());
         let view = View { under, volume, key, locks, under_way };
         view::start("cipher", shared, move |shared| serve(shared, Rc::new(view)))

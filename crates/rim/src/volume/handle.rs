@@ -62,6 +62,8 @@ pub struct VolumeHandle(pub(super) Arc<Shared>);
 pub(super) struct Shared {
     pub(super) name: String,
     pub(super) read_only: bool,
+    /// Only what a flush covers is on disks.
+    pub(super) write_back: bool,
     pub(super) size: AtomicU64,
     pub(super) size_changes: watch::Sender<u64>,
     pub(super) pool: Pool,
@@ -79,10 +81,11 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Of a volume that nobody has asked for anything yet.
-    pub(super) fn new(name: String, read_only: bool, size: u64, pool: Pool) -> Shared {
+    pub(super) fn new(name: String, (read_only, write_back): (bool, bool), size: u64, pool: Pool) -> Shared {
         Shared {
             name,
             read_only,
+            write_back,
             size: AtomicU64::new(size),
             size_changes: watch::Sender::new(size),
             pool,
@@ -125,6 +128,12 @@ impl VolumeHandle {
     #[must_use]
     pub fn read_only(&self) -> bool {
         self.0.read_only
+    }
+
+    /// Whether only what a flush covers is on disks.
+    #[must_use]
+    pub fn write_back(&self) -> bool {
+        self.0.write_back
     }
 
     /// Bytes, exact; it grows when the volume does.

@@ -114,7 +114,7 @@ impl VolumeHandle {
         let pool = Pool::new()?;
         pool.prefault();
         let VolumeOptions { map, read_only, .. } = &options;
-        let shared = Shared::new(map.name.clone(), *read_only, map.size, pool);
+        let shared = Shared::new(map.name.clone(), (*read_only, map.write_back), map.size, pool);
         let shared = Arc::new(Shared { amendments: Mutex::new(Some(amendments_out)), ..shared });
         let width = options.map.redundancy.width();
         let (caching, encrypted) = (options.tuning.caching, options.map.encrypted);

@@ -99,7 +99,12 @@ impl VolumeHandle {
         let table = read_table(top, of, base.size()).await?;
         // What the overlay's volume has is for the parts of requests: nobody waits for their own.
         let pool = base.pool().clone();
-        let shared = Arc::new(Shared::new(top.name().to_owned(), top.read_only(), base.size(), pool));
+        let shared = Arc::new(Shared::new(
+            top.name().to_owned(),
+            (top.read_only(), top.write_back()),
+            base.size(),
+            pool,
+        ));
         let (base, top) = (base.clone(), top.clone());
         let serve = move |shared| serve(shared, Rc::new(View::new(base, top, table, more)));
         view::start("overlay", shared, serve).map_err(OverlayError::Machine)

@@ -248,6 +248,7 @@ impl World {
             backing: Some(Backing { layers: u32::try_from(layers).expect("a few"), ..Backing::default() }),
             proofs: None,
             encrypted: false,
+            write_back: false,
             medium: Medium::Memory,
         };
         let room = u32::try_from(rng.range(8, 40)).expect("a few");

@@ -76,6 +76,7 @@ impl Legacy {
             backing: None,
             proofs: None,
             encrypted: false,
+            write_back: false,
             medium: Medium::Memory,
         };
         let donor = Donor { fate: Fate::There, memory: Memory::default(), ledger: Ledger::default() };

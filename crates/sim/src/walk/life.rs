@@ -541,6 +541,7 @@ impl Life<'_> {
                     donor.ledger.settle(mark.complete);
                 }
             }
+            PartOp::Flush => {}
             PartOp::Status | PartOp::Presence => answer.result = whole(false),
             PartOp::Verify | PartOp::Zero { .. } | PartOp::Trim => answer.result = whole(true),
         }

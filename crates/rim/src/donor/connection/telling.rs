@@ -8,6 +8,7 @@
 use super::Connection;
 use crate::arena::Arena;
 use crate::ledgers::locked;
+use cheetah_core::donor::ListedWrite;
 use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_core::runs::runs as verify;
 use cheetah_nbd::{Descriptor, RequestHeader, StateFlags};
@@ -35,11 +36,16 @@ impl Connection<'_> {
     pub(super) fn status(&mut self, header: &RequestHeader, is_backed: bool) {
         let (offset, len) = (self.place(header.offset), u64::from(header.length));
         let has_marks = self.grant.layers == 1;
-        let Connection { arena, ledger, sending, requests, .. } = self;
+        let Connection { arena, ledger, sending, requests, on_disk, .. } = self;
+        let stale = on_disk.iter().flat_map(|on_disk| on_disk.disk().stale_runs(offset, len));
+        let stale: Vec<_> = stale.map(|run| entry(ListedWrite::stale(run.start, run.end))).collect();
         let holes = || runs(|run| states(arena, offset, len, is_backed, run));
         let listed = || {
             let ledger = locked(ledger.as_ref()?);
-            Some((ledger.complete(), ledger.within(offset, len).map(entry).collect()))
+            Some((
+                ledger.complete(),
+                stale.into_iter().chain(ledger.within(offset, len).map(entry)).collect(),
+            ))
         };
         let dirty = || {
             // Who numbers writes is told of those that are not.
