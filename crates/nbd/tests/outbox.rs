@@ -58,7 +58,15 @@ fn descriptors(lengths: &[u32]) -> Vec<Descriptor> {
 
 fn entries(count: usize) -> Vec<LedgerEntry> {
     (0..count as u64)
-        .map(|n| LedgerEntry { from: n, to: n + 1, number: n, targets: 3, landed: n == 1, undo: n == 2 })
+        .map(|n| LedgerEntry {
+            from: n,
+            to: n + 1,
+            number: n,
+            targets: 3,
+            landed: n == 1,
+            undo: n == 2,
+            stale: n == 3,
+        })
         .collect()
 }
 
