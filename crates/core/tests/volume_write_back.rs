@@ -1,5 +1,5 @@
-//! A volume with write-back: what a flush waits for, who is given again what it may have lost, and what is lost
-//! for good when nobody has it.
+//! A volume with write-back: what a flush waits for, who is given again what it may have lost, and what is
+//! lost for good when nobody has it.
 
 mod volume;
 

@@ -1,4 +1,5 @@
-//! Write-back: a write is in two memories before it is on a disk, and what a flush covers is there whatever ends.
+//! Write-back: a write is in two memories before it is on a disk, and what a flush covers is there whatever
+//! ends.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

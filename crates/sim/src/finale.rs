@@ -68,7 +68,8 @@ impl World {
         for c in attached {
             self.after(0, Ev::Client(c, ClientEv::Tick(Tick::Close)));
         }
-        self.pass(30 * SECOND_NS);
+        // The last flush may wait for a holder that stays away.
+        self.pass(REQUEST_DEADLINE_NS + 5 * SECOND_NS);
         if self.failure.is_none() {
             self.all_fits();
         }

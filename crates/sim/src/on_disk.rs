@@ -10,7 +10,7 @@ use crate::bytes::{BLOCK, Memory, sum};
 use crate::disk::{Content, SimDisk};
 use crate::disk_words::marked_of;
 use crate::donor::DonorHost;
-use crate::network::{Stage, ToClient};
+use crate::network::{Conn, Stage, ToClient};
 use crate::plan::Bug;
 use crate::rng::Rng;
 use crate::wire::{DonorEnd, cut};
@@ -574,18 +574,16 @@ impl World {
         conn: u64,
         answer: impl FnOnce(&mut World, &Grant, &mut DonorEnd),
     ) {
-        let serves = |conn: &&mut crate::network::Conn| conn.stage == Stage::Serving && conn.donor == Some(d);
+        let serves = |conn: &&mut Conn| conn.stage == Stage::Serving && conn.donor == Some(d);
         let Some(there) = self.network.conns.get_mut(&conn).filter(serves) else { return };
         let (Some(grant), Some(mut end)) = (there.grant, there.donor_end.take()) else { return };
         answer(self, &grant, &mut end);
-        let answers = end.answers();
+        let answers = Some(end.answers()).filter(|answers| !answers.is_empty());
         if let Some(conn) = self.network.conns.get_mut(&conn).filter(|conn| conn.stage == Stage::Serving) {
             conn.donor_end = Some(end);
         }
-        if !answers.is_empty() {
-            for bytes in cut(&mut self.rng, answers) {
-                self.send_to_client(conn, ToClient::Bytes(bytes));
-            }
+        for bytes in answers.map(|answers| cut(&mut self.rng, answers)).unwrap_or_default() {
+            self.send_to_client(conn, ToClient::Bytes(bytes));
         }
     }
 

@@ -268,12 +268,10 @@ impl World {
         let redundant = self.is_redundant(c);
         let cached = request.op == Op::Read && self.plan.caching.bytes > 0;
         let marked = request.op == Op::Status && self.meets_unreadable(c, slot);
-        if redundant || cached || marked {
-            // Others have what it had, or it was read before, or its source could not give it and nobody is
-            // asked.
-        } else if let Some(donor) =
-            concerned.iter().find(|donor| self.verdict.died_before(**donor, slot.order))
-        {
+        // Others have what it had, or it was read before, or its source could not give it and nobody is asked.
+        let is_excused = redundant || cached || marked;
+        let gone = concerned.iter().find(|donor| self.verdict.died_before(**donor, slot.order));
+        if let Some(donor) = gone.filter(|_| !is_excused) {
             return Err(format!("succeeded though donor {donor}, which holds a part of it, was gone before"));
         }
         if self.clients[c].read_only && request.op.writes() {
@@ -285,20 +283,12 @@ impl World {
             Op::Status => self.judge_status(c, slot, status)?,
             Op::Flush => {
                 self.count("flushes");
-                let map = self.clients[c].machine.as_ref().map(|machine| machine.map());
-                if let Some(volume) = map.filter(|map| map.write_back).map(|map| map.volume)
-                    && !self.clients[c].read_only
-                {
-                    self.count("flushes of volumes with write-back");
-                    self.oracle.flushed(volume, slot.order);
-                }
+                self.note_flushed(c, slot.order);
                 let unflushed = std::mem::take(&mut self.clients[c].unflushed);
                 let lost =
                     |donor: &&DonorId| self.verdict.dead.contains_key(donor) && slot.down.contains(donor);
                 if let Some(donor) = unflushed.iter().find(lost).filter(|_| !redundant) {
-                    return Err(format!(
-                        "a flush hid the loss of donor {donor}, which held acknowledged writes"
-                    ));
+                    return Err(format!("a flush hid the loss of donor {donor}, which had writes"));
                 }
             }
             Op::Cache | Op::Presence => {}

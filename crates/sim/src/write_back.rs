@@ -81,6 +81,17 @@ impl DonorHost {
 }
 
 impl World {
+    /// A flush that was submitted then is answered: of a volume with write-back the disks have what was.
+    pub(crate) fn note_flushed(&mut self, c: usize, order: u64) {
+        let client = &self.clients[c];
+        let map = client.machine.as_ref().map(|machine| machine.map());
+        let volume = map.filter(|map| map.write_back && !client.read_only).map(|map| map.volume);
+        if let Some(volume) = volume {
+            self.count("flushes of volumes with write-back");
+            self.oracle.flushed(volume, order);
+        }
+    }
+
     /// Whether what is written to it is in memory first.
     pub(crate) fn writes_back(&self, d: usize, grant: &Grant) -> bool {
         grant.write_back && self.donors[d].disk.is_some()
@@ -209,7 +220,8 @@ impl World {
         }
     }
 
-    /// What is next of what is in memory alone, as a step of the disk. None: nothing; `Err`: the disk has died.
+    /// What is next of what is in memory alone, as a step of the disk. None: nothing; `Err`: the disk has
+    /// died.
     pub(crate) fn write_back_step(&mut self, d: usize) -> Result<Option<Step>, ()> {
         let now = self.now;
         let Some(disk) = &mut self.donors[d].disk else { return Ok(None) };

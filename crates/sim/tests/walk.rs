@@ -11,7 +11,7 @@ fn setup(paths_max: u64, bug: Option<Bug>) -> Setup {
 /// `make walk` goes on from here.
 #[test]
 fn whoever_comes_next_reads_what_was_acknowledged() {
-    let walked = walk(setup(110_000, None), |_| {});
+    let walked = walk(setup(165_000, None), |_| {});
     assert_eq!(walked.failure, None);
     assert!(walked.legacies > 5, "writers were killed, and others came after them: {walked:?}");
 }

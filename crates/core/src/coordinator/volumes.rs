@@ -118,10 +118,7 @@ impl Coordinator {
             Size::All => (groups, groups * group_bytes),
         };
         let (groups, layers) = open::dealt_out(groups, redundancy, memory)?;
-        let mut id = VolumeId(seed.draw());
-        while self.volumes.contains_key(&id) {
-            id = VolumeId(seed.draw());
-        }
+        let id = self.new_id(seed);
         let placed =
             self.place_groups(id, redundancy, groups, wants, seed).filter(|placed| !placed.is_empty());
         let groups = placed.ok_or_else(|| {
@@ -164,6 +161,15 @@ impl Coordinator {
         self.replan = true;
         self.note_volume("volume-created", id);
         Ok(Outcome::Hold(Held::Volume { volume: id }, now + DONOR_SILENCE_NS))
+    }
+
+    fn new_id(&self, seed: &mut Seed) -> VolumeId {
+        loop {
+            let id = VolumeId(seed.draw());
+            if !self.volumes.contains_key(&id) {
+                return id;
+            }
+        }
     }
 
     /// Whether there may be another volume, of this name.

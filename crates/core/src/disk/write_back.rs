@@ -2,12 +2,12 @@
 //!
 //! Owns which blocks are dirty and since when, which regions have an intent on the disk, when what is written
 //! back, whose writes and flushes wait for that, and which blocks are stale. Never: the bytes, the log
-//! (`journal`), or which blocks stay in memory (`resident`: its caller holds what is dirty).
-//! Invariants: a write is answered once each of its regions has an intent on the disk; a flush once no block
-//! is dirty that was when it was asked for; a region loses its intent only while nothing of it is dirty, being
-//! written or stale. A block is stale that had an intent when its donor stopped, until it is written as a
-//! whole or adopted as it is. Its caller carries out what `next` says, one after the other, and tells what
-//! became of it. Called by `rim::disk`, under one lock, and the simulator. Tests: below.
+//! (`journal`), or which blocks stay in memory (`resident`: its caller holds what is dirty). Invariants: a
+//! write is answered once each of its regions has an intent on the disk; a flush once no block is dirty that
+//! was when it was asked for; a region loses its intent only while nothing of it is dirty, being written or
+//! stale. A block is stale that had an intent when its donor stopped, until it is written as a whole or
+//! adopted as it is. Its caller carries out what `next` says, one after the other, and tells what became of
+//! it. Called by `rim::disk`, under one lock, and the simulator. Tests: below.
 
 use crate::limits::{
     INTENT_REGION_BLOCKS, INTENT_REGIONS_MAX, WRITE_BACK_AFTER_NS, WRITE_BACK_AGAIN_NS, WRITE_BACK_SHARE,
@@ -85,8 +85,8 @@ pub struct WriteBack<T> {
 pub type Told<T> = Vec<(T, bool)>;
 
 impl<T> WriteBack<T> {
-    /// Nothing is dirty. `cache`: blocks that there is room for in memory. `stale`: regions that had an intent
-    /// before the start.
+    /// Nothing is dirty. `cache`: blocks that there is room for in memory. `stale`: regions that had an
+    /// intent before the start.
     #[must_use]
     pub fn new(cache: u64, stale: &BTreeSet<u64>) -> WriteBack<T> {
         WriteBack {

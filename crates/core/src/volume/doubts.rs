@@ -26,7 +26,8 @@ pub(super) struct Torn {
     pub(super) older: bool,
     /// They were looked at, and do not.
     pub(super) unfit: bool,
-    /// These do not tell what they have. Where nobody makes that up (`missed` is none) they adopt it as it is.
+    /// These do not tell what they have. Where nobody makes that up (`missed` is none) they adopt it as it
+    /// is.
     pub(super) stale: Slots,
 }
 

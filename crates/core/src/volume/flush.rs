@@ -1,11 +1,12 @@
-//! Flushes: a barrier that waits for nothing but links that are being opened; of a volume with write-back, for
-//! the disks of all who hold a part of it.
+//! Flushes: a barrier that waits for nothing but links that are being opened; of a volume with write-back,
+//! for the disks of all who hold a part of it.
 //!
 //! Owns what a flush answers for: writes that were acknowledged since the last one. Never: disks; donors have
-//! those. Invariant: of a volume with write-back, once a flush is answered the disk of each holder has all that
-//! was acknowledged before it began, so that any of them may be taken as it is later. So it waits for holders
-//! that may have lost something, until they were given it again or are none any more; one flush at a time.
-//! Tests: `tests/volume_moves.rs`, `tests/volume_requests.rs`, `tests/volume_write_back.rs`, the simulator.
+//! those. Invariant: of a volume with write-back, once a flush is answered the disk of each holder has all
+//! that was acknowledged before it began, so that any of them may be taken as it is later. So it waits for
+//! holders that may have lost something, until they were given it again or are none any more; one flush at a
+//! time. Tests: `tests/volume_moves.rs`, `tests/volume_requests.rs`, `tests/volume_write_back.rs`, the
+//! simulator.
 
 use super::base::Base;
 use super::job::{Failure, Missed, Part, Phase, Run, Work};
@@ -65,8 +66,8 @@ fn missed(base: &mut Base, key: Key, donor: DonorId) {
     }
 }
 
-/// A holder does not say that its disk has all. One that may have lost something is asked what; any other that
-/// the rest can do without is given up.
+/// A holder does not say that its disk has all. One that may have lost something is asked what; any other
+/// that the rest can do without is given up.
 pub(super) fn failed(base: &mut Base, key: Key, donor: DonorId, failure: Failure) {
     missed(base, key, donor);
     match failure {

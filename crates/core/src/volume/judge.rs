@@ -121,8 +121,8 @@ impl Hearing {
     }
 }
 
-/// What is to be done where some slots do not tell what they have, and the rest is judged so: they are made up
-/// from that, or nobody knows.
+/// What is to be done where some slots do not tell what they have, and the rest is judged so: they are made
+/// up from that, or nobody knows.
 fn without(stale: Slots, rest: Slots, data: u32, judged: Option<Way>, is_marked: bool) -> Way {
     let missed = match judged {
         None => Some(0),

@@ -209,7 +209,7 @@ impl Volume {
         }
         // What upkeep starts may end at once and make more of it due.
         while self.base.upkeep_due && !self.base.finished {
-            self.keep_up();
+            upkeep::keep_up(&mut self.base, &mut self.resync, &mut self.upkeep);
             self.run();
         }
         self.changes.tell(&mut self.base);
@@ -541,35 +541,6 @@ impl Volume {
             }
         }
         request::job_ended(base, request, result);
-    }
-
-    /// Starts whatever is due and has room.
-    fn keep_up(&mut self) {
-        let base = &mut self.base;
-        base.upkeep_due = false;
-        let writes = !base.shape.read_only && !base.lease_lost;
-        if writes {
-            self.resync.look_at_stage(base);
-        }
-        if base.finishing.is_some() {
-            if writes && base.shape.map.write_back && base.finishing.is_some_and(|until| base.now < until) {
-                // The last flush may wait for what is mended.
-                self.resync.start(base);
-            }
-            self.upkeep.wind_up(base);
-            return;
-        }
-        if writes {
-            self.resync.start(base);
-        }
-        if base.doubts.stage == Stage::Serving {
-            let compares = base.shape.map.seal().is_some() && !self.upkeep.comparing.is_idle();
-            let heals = writes && (compares || !self.upkeep.healing.is_idle());
-            self.upkeep.scrubbing.start(base, heals);
-            if writes {
-                self.upkeep.start(base);
-            }
-        }
     }
 
     fn wake(&mut self) {

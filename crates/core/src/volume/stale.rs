@@ -109,8 +109,8 @@ pub(super) fn to_be_adopted(base: &mut Base, at: usize) -> Torn {
     *torn
 }
 
-/// Others may have lost what these have, but they were waited for long enough, and all that a flush covered is
-/// there without them.
+/// Others may have lost what these have, but they were waited for long enough, and all that a flush covered
+/// is there without them.
 pub(super) fn give_up_who_is_away(base: &mut Base) {
     let lacks = base.doubts.unsure.iter().filter(|(group, ..)| doubts::lacks_what_is_stale(base, *group));
     let away: Vec<DonorId> = lacks.map(|(_, _, held)| held.donor).collect();

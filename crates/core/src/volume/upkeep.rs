@@ -11,6 +11,7 @@ use super::doubts::Stage;
 use super::fill::Filling;
 use super::heal::Healing;
 use super::job::{Job, Part, Phase, Run, Work};
+use super::resync::Resync;
 use super::scrub::Scrubbing;
 use super::types::{Effect, Mem, PartOp, Scope, StatusRun};
 use super::{BLOCK, Key};
@@ -141,6 +142,33 @@ impl Upkeep {
             if base.jobs.room() > JOBS_MAX / 2 && self.asked.insert(donor) {
                 base.add_job(None, Work::Ask { slot, of }, group, 0, 0);
             }
+        }
+    }
+}
+
+/// Starts whatever is due and has room.
+pub(super) fn keep_up(base: &mut Base, resync: &mut Resync, upkeep: &mut Upkeep) {
+    base.upkeep_due = false;
+    let writes = !base.shape.read_only && !base.lease_lost;
+    if writes {
+        resync.look_at_stage(base);
+    }
+    if let Some(until) = base.finishing {
+        if writes && base.shape.map.write_back && base.now < until {
+            // The last flush may wait for what is mended.
+            resync.start(base);
+        }
+        return upkeep.wind_up(base);
+    }
+    if writes {
+        resync.start(base);
+    }
+    if base.doubts.stage == Stage::Serving {
+        let compares = base.shape.map.seal().is_some() && !upkeep.comparing.is_idle();
+        let heals = writes && (compares || !upkeep.healing.is_idle());
+        upkeep.scrubbing.start(base, heals);
+        if writes {
+            upkeep.start(base);
         }
     }
 }

@@ -75,8 +75,8 @@ impl Sink for Completions {
 pub(super) fn op(header: &RequestHeader) -> Option<Op> {
     Some(match header.command {
         Command::Read => Op::Read,
-        // FUA needs nothing more: an answered write is where a flush would leave it. Where it is not, nobody is
-        // offered that.
+        // FUA needs nothing more: an answered write is where a flush would leave it. Where it is not, nobody
+        // is offered that.
         Command::Write => Op::Write,
         Command::Flush => Op::Flush,
         Command::Trim => Op::Trim,

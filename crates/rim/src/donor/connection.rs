@@ -3,14 +3,14 @@
 //!
 //! Owns: what of the input is not taken yet, and what becomes of the write that comes in. Never: protocol,
 //! which is `Transmission`'s; who may touch what (`Access` decides for each request); or a thread's time
-//! (nothing here waits for anything but the socket).
-//! Invariants: requests take effect in the order in which they came; a client that does not read its replies
-//! stops being read itself, so memory is bounded; an idle connection holds none to speak of; and one that
-//! ends leaves nothing of what it received outside of the arena, so that what is wiped there is nowhere else.
-//! One receive takes all the requests that are there, one send (`sending`) answers them all: at 4 KiB and
-//! depth 64 that is a factor of 6. Write payloads land in the arena directly.
-//! Called by `donor`. Parts: `layered` (volumes that are larger than their memory), `late`
-//! (writes that are in memory before they are on a disk), `telling` (what the memory is like), `whole` (writes of encrypted ones). Tests:
+//! (nothing here waits for anything but the socket). Invariants: requests take effect in the order in which
+//! they came; a client that does not read its replies stops being read itself, so memory is bounded; an idle
+//! connection holds none to speak of; and one that ends leaves nothing of what it received outside of the
+//! arena, so that what is wiped there is nowhere else. One receive takes all the requests that are there, one
+//! send (`sending`) answers them all: at 4 KiB and depth 64 that is a factor of 6. Write payloads land in the
+//! arena directly. Called by `donor`. Parts: `layered` (volumes that are larger than their memory), `late`
+//! (writes that are in memory before they are on a disk), `telling` (what the memory is like), `whole`
+//! (writes of encrypted ones). Tests:
 //! `tests/donor_wire.rs`, `tests/donor_export.rs`.
 //! One of the named modules that may use unsafe (vectored I/O on arena addresses).
 #![allow(unsafe_code)]

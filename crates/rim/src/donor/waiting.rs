@@ -150,8 +150,8 @@ impl<'a> OnDisk<'a> {
         self.disk.commit(header.offset, header.length.into(), teller);
     }
 
-    /// A write of a volume with write-back has come, or zeros. Whether it is answered now; None: it is not what
-    /// its client meant.
+    /// A write of a volume with write-back has come, or zeros. Whether it is answered now; None: it is not
+    /// what its client meant.
     pub(super) fn land(
         &mut self,
         header: &RequestHeader,

@@ -1,8 +1,9 @@
-//! A volume with write-back: what is answered before the disk has it, and what is not because it may not have it.
+//! A volume with write-back: what is answered before the disk has it, and what is not because it may not have
+//! it.
 //!
-//! Owns the answers. Never: what is dirty or stale (`crate::disk`), or the disk. Invariant: nothing is read of
-//! what may be older than what was acknowledged, and no flush is answered while anything of its volume may be.
-//! Called by `connection`. Tests: `lab/disks_write_back.rs`.
+//! Owns the answers. Never: what is dirty or stale (`crate::disk`), or the disk. Invariant: nothing is read
+//! of what may be older than what was acknowledged, and no flush is answered while anything of its volume may
+//! be. Called by `connection`. Tests: `lab/disks_write_back.rs`.
 
 use super::{Coming, Connection, DISK_FAILED};
 use cheetah_core::donor::{Access, Ticket};
