@@ -268,7 +268,7 @@ impl World {
         let redundant = self.is_redundant(c);
         let cached = request.op == Op::Read && self.plan.caching.bytes > 0;
         let marked = request.op == Op::Status && self.meets_unreadable(c, slot);
-        // Others have what it had, or it was read before, or its source could not give it and nobody is asked.
+        // Others have what it had, or it was read before, or its source could not give it.
         let is_excused = redundant || cached || marked;
         let gone = concerned.iter().find(|donor| self.verdict.died_before(**donor, slot.order));
         if let Some(donor) = gone.filter(|_| !is_excused) {

@@ -1,10 +1,10 @@
 //! A disk as a volume with write-back has it: writes are in memory first.
 //!
 //! Owns how a write lands and how what is dirty gets to the disk. Never: when, or who waits (core's
-//! `WriteBack`). Invariants: a write lands as a whole or not at all, so that what was acknowledged before it is
-//! never lost with it; what is taken out of memory for the disk is of whole writes, for both hold the lock;
-//! of what is stale nothing is read. The order of locks: the journal, `write_back`, `resident`.
-//! Called by `disk`'s threads and `donor::waiting`. Tests: `lab/disks_write_back.rs`.
+//! `WriteBack`). Invariants: a write lands as a whole or not at all, so that what was acknowledged before it
+//! is never lost with it; what is taken out of memory for the disk is of whole writes, for both hold the
+//! lock; of what is stale nothing is read. The order of locks: the journal, `write_back`, `resident`. Called
+//! by `disk`'s threads and `donor::waiting`. Tests: `lab/disks_write_back.rs`.
 
 use super::file::Pages;
 use super::journal::{Write, io_error};
