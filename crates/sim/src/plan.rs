@@ -71,9 +71,7 @@ pub enum Bug {
     LogUnflushed,
     /// A block goes out of memory on its way to the disk.
     DirtyEvicted,
-    /// A donor answers a write of a volume with write-back before its intent is on the disk.
-    IntentUnflushed,
-    /// A write of one is taken for answered when one of its holders has it.
+    /// A write of a volume with write-back is taken for answered when one of its holders has it.
     OneCopy,
     /// A donor that comes back takes what its disk has for what was acknowledged.
     StaleRegionBelieved,
@@ -92,7 +90,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    pub const ALL: [Bug; 38] = [
+    pub const ALL: [Bug; 37] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -122,7 +120,6 @@ impl Bug {
         Bug::FlushIgnored,
         Bug::LogUnflushed,
         Bug::DirtyEvicted,
-        Bug::IntentUnflushed,
         Bug::OneCopy,
         Bug::StaleRegionBelieved,
         Bug::FlushAhead,
@@ -165,7 +162,6 @@ impl Bug {
             Bug::FlushIgnored => "flush-ignored",
             Bug::LogUnflushed => "log-unflushed",
             Bug::DirtyEvicted => "dirty-evicted",
-            Bug::IntentUnflushed => "intent-unflushed",
             Bug::OneCopy => "one-copy",
             Bug::StaleRegionBelieved => "stale-region-believed",
             Bug::FlushAhead => "flush-ahead",
@@ -192,10 +188,9 @@ impl Bug {
             Bug::DiskBelieved | Bug::FlushIgnored | Bug::LogUnflushed | Bug::DirtyEvicted => {
                 Some(Fault::Power)
             }
-            Bug::IntentUnflushed | Bug::OneCopy | Bug::StaleRegionBelieved | Bug::FlushAhead => {
+            Bug::OneCopy | Bug::StaleRegionBelieved | Bug::FlushAhead | Bug::DirtyDropped => {
                 Some(Fault::Power)
             }
-            Bug::DirtyDropped => Some(Fault::Power),
             Bug::SleepCounts => Some(Fault::StopCoordinator),
             Bug::StrangerObeyed => Some(Fault::Stranger),
             _ => None,

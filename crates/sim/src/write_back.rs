@@ -137,15 +137,12 @@ impl World {
         let zeros: Vec<u64> = blocks.clone().filter(|block| !donor.memory.has(*block)).collect();
         disk.resident.all_went(&zeros);
         let wait = disk.wait(id, *header, ticket);
-        let (mut landed, twice) = disk.write_back.landed(now, blocks.clone(), (!through).then_some(wait));
+        let (landed, twice) = disk.write_back.landed(now, blocks.clone(), (!through).then_some(wait));
         if through {
             let _ = disk.write_back.flush(wait);
         }
         twice.into_iter().for_each(|block| self.donors[d].let_go(block..block + 1));
         self.check_fence(d, id);
-        if self.bug == Some(Bug::IntentUnflushed) {
-            landed = Landed::Done;
-        }
         if self.bug == Some(Bug::DirtyDropped) {
             // Nobody holds what is dirty.
             for block in blocks {

@@ -168,11 +168,6 @@ fn a_block_that_goes_on_its_way_to_the_disk() {
 }
 
 #[test]
-fn a_write_that_is_answered_before_its_intent_is_on_the_disk() {
-    is_found(Bug::IntentUnflushed);
-}
-
-#[test]
 fn a_write_back_that_is_acknowledged_with_one_copy() {
     is_found(Bug::OneCopy);
 }
