@@ -520,8 +520,10 @@ impl Volume {
     fn job_ended(&mut self, key: Key, result: Result<(), VolumeError>) {
         let base = &mut self.base;
         let job = base.jobs.remove(key);
-        flush::ended(base, key);
-        stale::note_written(base, &job);
+        if base.shape.map.write_back {
+            flush::ended(base, key);
+            stale::note_written(base, &job);
+        }
         if result.is_err() && matches!(job.phase, Phase::Writing | Phase::Excluding) {
             write::tear(base, &job);
         }

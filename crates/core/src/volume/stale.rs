@@ -67,9 +67,9 @@ impl Unflushed {
     }
 }
 
-/// A write has ended: what it wrote, or may have, no flush has covered yet.
+/// A write of a volume with write-back has ended: what it wrote, or may have, no flush has covered yet.
 pub(super) fn note_written(base: &mut Base, job: &Job) {
-    let Some(span) = job.span().filter(|_| base.shape.map.write_back && job.is_users_write()) else { return };
+    let Some(span) = job.span().filter(|_| job.is_users_write()) else { return };
     for slot in 0..base.shape.geometry.data {
         let (from, to) = base.shape.geometry.column(span.begin, span.end, slot);
         if from < to {
