@@ -17,4 +17,14 @@ impl Seed {
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
     }
+
+    /// The next one that is not taken.
+    pub fn draw_free(&mut self, is_taken: impl Fn(u64) -> bool) -> u64 {
+        loop {
+            let number = self.draw();
+            if !is_taken(number) {
+                return number;
+            }
+        }
+    }
 }

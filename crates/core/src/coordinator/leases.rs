@@ -57,10 +57,7 @@ impl Coordinator {
         if proofs {
             self.make_room_for_proofs(id, seed);
         }
-        let mut token = LeaseToken(seed.draw());
-        while self.leases.contains_key(&token) {
-            token = LeaseToken(seed.draw());
-        }
+        let token = LeaseToken(seed.draw_free(|number| self.leases.contains_key(&LeaseToken(number))));
         let Attach { read_only, holder, yields, alone, .. } = attach;
         let seals = proofs && !fills;
         let since = self.time_of_day;

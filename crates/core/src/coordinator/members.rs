@@ -287,10 +287,8 @@ impl Coordinator {
         if token.uses_left == Some(0) {
             self.members.tokens.remove(&id);
         }
-        let mut member = MemberId(seed.draw());
-        while self.members.members.contains_key(&member) {
-            member = MemberId(seed.draw());
-        }
+        let taken = |number| self.members.members.contains_key(&MemberId(number));
+        let member = MemberId(seed.draw_free(taken));
         let (joined, certified) = (self.time_of_day, self.time_of_day);
         let name = harmless(&name, MEMBER_NAME_BYTES_MAX);
         let text = format!("{role} {member} came in as {name} by token {id}");

@@ -164,12 +164,7 @@ impl Coordinator {
     }
 
     fn new_id(&self, seed: &mut Seed) -> VolumeId {
-        loop {
-            let id = VolumeId(seed.draw());
-            if !self.volumes.contains_key(&id) {
-                return id;
-            }
-        }
+        VolumeId(seed.draw_free(|number| self.volumes.contains_key(&VolumeId(number))))
     }
 
     /// Whether there may be another volume, of this name.
@@ -338,10 +333,7 @@ impl Coordinator {
         bytes: u64,
     ) -> Result<VolumeId, Refusal> {
         check_size(bytes)?;
-        let mut anew = VolumeId(seed.draw());
-        while self.volumes.contains_key(&anew) {
-            anew = VolumeId(seed.draw());
-        }
+        let anew = self.new_id(seed);
         let Some(volume) = self.take_out(id) else { return Ok(id) };
         let VolumeMap { name, redundancy, medium, encrypted, write_back, .. } = &volume.map;
         let groups = bytes.div_ceil(volume.map.group_bytes());
