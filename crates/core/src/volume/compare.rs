@@ -7,7 +7,7 @@ use super::base::Base;
 use super::heal::Healing;
 use super::job::{Job, Phase, Work, slots_of};
 use super::types::{At, Effect};
-use super::{BLOCK, Key, doubts, lanes};
+use super::{Key, doubts, fit, lanes};
 use crate::layout::Scatter;
 use crate::limits::{COMPARE_EVERY_NS, COMPARE_FOREIGN_EVERY_NS};
 use crate::map::BadRange;
@@ -50,8 +50,7 @@ impl Comparing {
                 return;
             }
             let used = base.shape.used(group);
-            // Beside what is read there is the parity that it should have.
-            let hi = (lo + (base.shape.lane_max() / 2 / BLOCK * BLOCK).max(BLOCK)).min(used);
+            let hi = (lo + fit::lane_max(base)).min(used);
             self.at = Some(if hi < used { (group, hi) } else { (group + 1, 0) });
             self.open += 1;
             base.add_job(None, Work::Compare, group, lo, hi);

@@ -11,8 +11,8 @@
 use super::base::Base;
 use super::doubts::{self, Torn};
 use super::job::{Job, Phase, Slots, bit, slots_of};
-use super::types::{At, Combine, Effect, VolumeError};
-use super::{BLOCK, Key, resync};
+use super::types::{At, Effect, VolumeError};
+use super::{BLOCK, Key, lanes, resync};
 
 /// Whether its rows are looked at as soon as enough of their fragments are there.
 fn is_open(base: &Base, torn: Torn) -> bool {
@@ -50,23 +50,9 @@ pub(super) fn compared(base: &Base, job: &Job) -> Slots {
     there(base, job.group) & !job.wrong & !doubts::missed_there(base, job.group, job.lo, job.hi)
 }
 
-/// Beside the lanes that are read there is what they should be.
-pub(super) fn split(base: &mut Base) {
-    let step = (base.shape.lane_max() / 2 / BLOCK * BLOCK).max(BLOCK);
-    let is_long = |torn: &Torn| torn.hi - torn.lo > step;
-    if !base.doubts.torn.iter().any(|torn| is_long(torn) && can_tell(base, *torn)) {
-        return;
-    }
-    let all = std::mem::take(&mut base.doubts.torn);
-    for torn in all {
-        match is_long(&torn) && is_open(base, torn) {
-            false => base.doubts.torn.push(torn),
-            true => base.doubts.torn.extend((torn.lo..torn.hi).step_by(step as usize).map(|at| {
-                let hi = (at + step).min(torn.hi);
-                Torn { lo: at, hi, ..torn }
-            })),
-        }
-    }
+/// Bytes of a lane at most: beside those that are read there is what they should be.
+pub(super) fn lane_max(base: &Base) -> u32 {
+    (base.shape.lane_max() / 2 / BLOCK * BLOCK).max(BLOCK)
 }
 
 /// All lanes that can be had are there: those that are more than the data, computed from the others.
@@ -78,21 +64,13 @@ pub(super) fn compare(base: &mut Base, key: Key) {
         return unfit(base, key);
     }
     let sources: Vec<u32> = slots_of(have).take(geometry.data as usize).collect();
-    let more: Vec<u32> = slots_of(have).skip(geometry.data as usize).collect();
-    let inputs = sources.iter().map(|slot| base.lane(key, *slot)).collect();
+    let more = sources.iter().fold(have, |slots, slot| slots & !bit(*slot));
     let beside = base.lane(key, geometry.data + geometry.parity);
     let should = |number| At { offset: beside.offset + number * len, ..beside };
-    let outputs: Vec<At> = (0..).take(more.len()).map(should).collect();
-    let coefficients = more.iter().flat_map(|slot| base.shape.code.rebuild(&sources, *slot)).collect();
-    base.effects.push(Effect::Combine(Combine {
-        len,
-        coefficients,
-        inputs,
-        outputs: outputs.clone(),
-        add: false,
-    }));
-    for (slot, a) in more.iter().zip(outputs) {
-        base.effects.push(Effect::Compare { job: key, a, b: base.lane(key, *slot), len });
+    let outputs: Vec<At> = (0..more.count_ones()).map(should).collect();
+    lanes::rebuild_to(base, key, &sources, more, outputs.clone());
+    for (slot, a) in slots_of(more).zip(outputs) {
+        base.effects.push(Effect::Compare { job: key, a, b: base.lane(key, slot), len });
         base.jobs[key].open += 1;
     }
     base.set_phase(key, Phase::Checking);

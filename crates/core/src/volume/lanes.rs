@@ -153,16 +153,8 @@ fn rebuild(base: &mut Base, key: Key, lanes: Slots) {
         return;
     }
     let sources: Vec<u32> = slots_of(have).take(base.shape.geometry.data as usize).collect();
-    let inputs: Vec<At> = sources.iter().map(|slot| base.lane(key, *slot)).collect();
-    let coefficients = slots_of(lanes).flat_map(|slot| base.shape.code.rebuild(&sources, slot)).collect();
     let outputs: Vec<At> = slots_of(lanes).map(|slot| base.lane(key, slot)).collect();
-    base.effects.push(Effect::Combine(Combine {
-        len,
-        coefficients,
-        inputs,
-        outputs: outputs.clone(),
-        add: false,
-    }));
+    rebuild_to(base, key, &sources, lanes, outputs.clone());
     // Parity that was computed from all of the data is right, whatever was known of it.
     let from_data = sources.iter().all(|slot| *slot < base.shape.geometry.data);
     let checked =
@@ -172,6 +164,14 @@ fn rebuild(base: &mut Base, key: Key, lanes: Slots) {
         base.jobs[key].open += 1;
     }
     base.jobs[key].have |= lanes;
+}
+
+/// What the lanes of these slots are by k others, one after the other to these places.
+pub(super) fn rebuild_to(base: &mut Base, key: Key, sources: &[u32], lanes: Slots, outputs: Vec<At>) {
+    let len = base.jobs[key].len();
+    let inputs = sources.iter().map(|slot| base.lane(key, *slot)).collect();
+    let coefficients = slots_of(lanes).flat_map(|slot| base.shape.code.rebuild(sources, slot)).collect();
+    base.effects.push(Effect::Combine(Combine { len, coefficients, inputs, outputs, add: false }));
 }
 
 /// Every lane that was asked for is there: rebuilds what could not be asked for.

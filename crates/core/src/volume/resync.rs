@@ -352,7 +352,6 @@ impl Resync {
             return;
         }
         split(base);
-        fit::split(base);
         for at in 0..base.doubts.torn.len() {
             if self.open >= RESYNCS_MAX {
                 return;
@@ -567,11 +566,15 @@ fn takes_an_older_copy(base: &mut Base, key: Key) -> bool {
 
 /// Whole extents come as one range; a job takes as much as fits into scratch memory.
 fn split(base: &mut Base) {
-    let step = base.shape.lane_max();
-    if base.doubts.torn.iter().all(|torn| torn.hi - torn.lo <= step) {
+    let most = |torn: &Torn| match fit::can_tell(base, *torn) {
+        true => fit::lane_max(base),
+        false => base.shape.lane_max(),
+    };
+    let steps: Vec<u32> = base.doubts.torn.iter().map(most).collect();
+    if base.doubts.torn.iter().zip(&steps).all(|(torn, step)| torn.hi - torn.lo <= *step) {
         return;
     }
-    for torn in std::mem::take(&mut base.doubts.torn) {
+    for (torn, step) in std::mem::take(&mut base.doubts.torn).into_iter().zip(steps) {
         let mut at = torn.lo;
         while at < torn.hi {
             let hi = (at / step * step + step).min(torn.hi);
