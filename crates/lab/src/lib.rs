@@ -2,13 +2,13 @@
 //!
 //! Owns: network namespaces that behave like a small LAN ([`lan`]) with a bad link ([`wire`]), guarded
 //! child processes ([`process`], [`command`]), the program under test ([`pool`], [`lone`]), also with
-//! faults in it ([`planted`]), servers that others wrote ([`rivals`], [`web`], [`etcd`]) and what
-//! certifies them ([`authority`]), real disk images ([`images`]), loads that check what they read
-//! ([`fio`], [`writer`]), bits that flip in a donor's memory ([`flip`], [`loaded`]), what `verify` says of
-//! them ([`verified`]), and the table of faults ([`faults`]). Never: needed by the product; a sleep that
-//! hopes (see [`wait`]); a skip for a tool that is missing (see [`tools`]). Invariant: whatever a test
-//! starts carries the test process' [`mark`], so that it is removed when the test ends, and by the next
-//! run when the test process was killed.
+//! disks ([`disks`]), or with faults in it ([`planted`]), servers that others wrote ([`rivals`],
+//! [`web`], [`etcd`]) and what certifies them ([`authority`]), real disk images ([`images`]), loads
+//! that check what they read ([`fio`], [`writer`]), bits that flip in a donor's memory ([`flip`],
+//! [`loaded`]), what `verify` says of them ([`verified`]), and the table of faults ([`faults`]). Never:
+//! needed by the product; a sleep that hopes (see [`wait`]); a skip for a tool that is missing (see
+//! [`tools`]). Invariant: whatever a test starts carries the test process' [`mark`], so that it is
+//! removed when the test ends, and by the next run when the test process was killed.
 //! Called by: `tests/*.rs` and `src/bin/*.rs` of this crate, `make test`, `make bench`, `make faults`.
 #![deny(unsafe_code)]
 #![allow(clippy::missing_panics_doc, reason = "a helper of tests reports by panicking")]
@@ -19,6 +19,7 @@ pub mod cgroup;
 pub mod command;
 pub mod dice;
 pub mod direct;
+pub mod disks;
 pub mod etcd;
 pub mod faults;
 pub mod figures;

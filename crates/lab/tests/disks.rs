@@ -1,14 +1,13 @@
 //! Disks: what was acknowledged is there when everything was switched off and on again.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use cheetah_lab::mounted::Mounted;
-use cheetah_lab::pool::{Pool, State};
+use cheetah_lab::disks::Disks;
+use cheetah_lab::pool::Pool;
 use cheetah_lab::scratch::Scratch;
 use cheetah_lab::verified::Verified;
 use cheetah_lab::writer::BLOCK_BYTES;
@@ -20,75 +19,13 @@ const WRITERS: usize = 4;
 /// For a rebuild on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A pool whose donors `d1`, `d2`, ... lend a disk each; its coordinator keeps its state.
-struct Disks {
-    pool: Pool,
-    count: u32,
-    place: Scratch,
-}
-
-impl Disks {
-    fn new(count: u32, size: &str) -> Self {
-        let place = Scratch::on_disk();
-        let mut disks = Disks { pool: Pool::with(State::Directory, None), count, place };
-        for number in 1..=count {
-            let disk = format!("{}:{size}", disks.path(number).display());
-            disks.lend(number, &disk);
-        }
-        disks
-    }
-
-    fn path(&self, number: u32) -> PathBuf {
-        self.place.join(format!("disk-{number}"))
-    }
-
-    /// Kills everything there is, within a moment.
-    fn power_off(&mut self) {
-        if !self.pool.daemons().is_empty() {
-            self.pool.kill_daemons();
-        }
-        for number in 1..=self.count {
-            self.pool.donor(&format!("d{number}")).kill();
-        }
-        self.pool.kill_coordinator();
-    }
-
-    fn power_on(&mut self) {
-        self.pool.restart_coordinator();
-        for number in 1..=self.count {
-            self.start(number);
-        }
-    }
-
-    fn start(&mut self, number: u32) {
-        let disk = self.path(number).display().to_string();
-        self.lend(number, &disk);
-    }
-
-    /// With less memory than what is written, so that much of it is only on the disks.
-    fn lend(&mut self, number: u32, disk: &str) {
-        self.pool.donate_as(&format!("d{number}"), &["--disk", disk, "--cache", "64M"]);
-    }
-}
-
 /// Everything is killed under writers, again and again.
-fn survives_power_cuts(redundancy: &str, donors: u32, cuts: u32) {
+fn survives_power_cuts(redundancy: &str, donors: u32, cuts: u64) {
     let mut disks = Disks::new(donors, "400M");
     disks.pool.ok(["create", "v", "96M", "--on", "disk", "--redundancy", redundancy]);
     let path = disks.pool.attach_fuse("v", &[]).path;
     let mut writers = writer::sharing(&path, disks.pool.scratch().path(), WRITERS, 96 * MIB);
-    for cut in 0..cuts {
-        let written = writer::write_while(&mut writers, u64::from(cut) * 100, || {
-            thread::sleep(Duration::from_millis(700 + u64::from(cut % 5) * 300));
-            disks.power_off();
-        });
-        assert!(written > 20, "cut {cut}: {written} blocks were acknowledged");
-        disks.power_on();
-        assert_eq!(disks.pool.attach_fuse("v", &[]).path, path);
-        for writer in &mut writers {
-            assert_eq!(writer.check(), Vec::<String>::new(), "{redundancy}, after cut {cut}");
-        }
-    }
+    disks.cut_power(("v", &path), &mut writers, cuts, |cut| 700 + cut % 5 * 300);
     let verified = Verified::run(&disks.pool, "v");
     assert_eq!(verified.code, 0, "{verified:?}");
 }
@@ -106,40 +43,9 @@ fn mirrored_and_linear_disks_survive_power_cuts() {
 
 #[test]
 fn a_file_system_on_disks_is_whole_after_power_cuts() {
-    tools::need_root("loop devices and mounts");
     let mut disks = Disks::new(3, "400M");
     disks.pool.ok(["create", "v", "200M", "--on", "disk", "--redundancy", "parity:2+1"]);
-    let point = disks.pool.scratch().directory("point");
-    let device = disks.pool.attach_loop("v", &[]).path;
-    tools::expect_success(tools::command("mkfs.ext4").arg("-q").arg(&device));
-    let mut sums = BTreeMap::new();
-    for round in 0..3u8 {
-        let device = if round == 0 { device.clone() } else { disks.pool.attach_loop("v", &[]).path };
-        let mounted = Mounted::new(&[], &device, &point);
-        for number in 0..20u8 {
-            let name = format!("file {round} {number}");
-            let bytes = vec![round * 20 + number + 1; 200_000];
-            let file = point.join(&name);
-            fs::write(&file, &bytes).and_then(|()| File::open(&file)?.sync_all()).expect("on its disk");
-            sums.insert(name, bytes);
-        }
-        // Not told to: it is cut off in the middle of the next one.
-        let _ = fs::write(point.join("last"), vec![9; 5_000_000]);
-        disks.power_off();
-        tools::run("umount", ["-l", &point.display().to_string()]);
-        drop(mounted);
-        disks.power_on();
-        let device = disks.pool.attach_loop("v", &[]).path;
-        // Its log is replayed; then nothing may be left to mend.
-        Mounted::new(&[], &device, &point).unmount();
-        tools::expect_success(tools::command("e2fsck").args(["-f", "-n"]).arg(&device));
-        let mounted = Mounted::new(&["-o", "ro"], &device, &point);
-        for (name, bytes) in &sums {
-            assert_eq!(fs::read(point.join(name)).expect("it was synchronised"), *bytes, "{name}");
-        }
-        mounted.unmount();
-        disks.pool.detach("v");
-    }
+    disks.keeps_a_file_system("v", 3, 20);
 }
 
 #[test]
@@ -163,7 +69,7 @@ fn a_donor_that_was_away_is_the_same_donor_and_what_it_missed_is_made_up() {
             disks.pool.donor("d2").kill();
             thread::sleep(Duration::from_secs(away));
             disks.start(2);
-            wait::until("it is whole again", LONG, || disks.pool.volume_status("v")["health"] == "whole");
+            disks.wait_until_whole("v");
         });
         assert!(written > 20);
         assert_eq!(identity(&disks.pool), before);
@@ -237,7 +143,7 @@ fn all_donors_may_be_killed_beside_a_daemon_that_goes_on() {
             for number in 1..=4 {
                 disks.start(number);
             }
-            wait::until("it is whole again", LONG, || disks.pool.volume_status("v")["health"] == "whole");
+            disks.wait_until_whole("v");
         });
         for writer in &mut writers {
             assert_eq!(writer.check(), Vec::<String>::new(), "round {round}");
