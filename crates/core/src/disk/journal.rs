@@ -391,7 +391,9 @@ impl<P: Pages> Journal<P> {
     pub fn clean(&mut self, regions: &[u64], marked: impl FnOnce(&Held) -> Vec<u64>) -> Done<(), P> {
         let entries: Vec<Entry> = regions.iter().map(|region| Entry::Clean { region: *region }).collect();
         self.log(&entries, marked)?;
-        self.state.intents.retain(|region| !regions.contains(region));
+        for region in regions {
+            self.state.intents.remove(region);
+        }
         Ok(())
     }
 

@@ -177,7 +177,9 @@ impl<T> WriteBack<T> {
         if let Some(regions) = clean {
             self.clean_at = None;
             if !regions.is_empty() {
-                self.intended.retain(|region| !regions.contains(region));
+                for region in &regions {
+                    self.intended.remove(region);
+                }
                 return Next::Clean(regions);
             }
         }
