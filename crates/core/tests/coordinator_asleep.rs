@@ -1,13 +1,11 @@
 //! The coordinator was stopped, or its machine slept: nobody is judged by what it did not hear meanwhile.
 
-mod pool;
-
+use crate::pool::{E, World, assert_refused};
 use cheetah_core::api::{Answer, DonorHealth, RefusalCode, Size, VolumeHealth};
 use cheetah_core::coordinator::Event;
 use cheetah_core::limits::{ASLEEP_NS, DONOR_SILENCE_NS, LEASE_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken};
 use cheetah_core::seed::Seed;
-use pool::{E, World, assert_refused};
 
 fn world() -> (World, Vec<LeaseToken>) {
     let mut world = World::with_donors(&[4, 4]);

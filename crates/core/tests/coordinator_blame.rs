@@ -1,12 +1,10 @@
 //! Wrong blocks by donor, and what becomes of one whose memory is bad.
 
-mod pool;
-
+use crate::pool::{E, World, held_by};
 use cheetah_core::api::{Attached, Call, DonorStatus, Renew, Size, VolumeReport};
 use cheetah_core::findings::{self, Code, State};
 use cheetah_core::limits::{BAD_MEMORY_OCCASIONS, OCCASION_NS};
 use cheetah_core::map::DonorId;
-use pool::{E, World, held_by};
 
 /// Four donors, and a volume that has a fragment on three of them.
 fn world() -> (World, Attached) {

@@ -1,7 +1,6 @@
 //! What a volume holds: loads that end, fail, go on or begin anew, and who wrote since.
 
-mod pool;
-
+use crate::pool::{E, World, creating, filling, joining, refused};
 use cheetah_core::api::{
     Answer, Attach, Attached, Call, Create, Join, Refusal, RefusalCode, Renewed, Size, VolumeHealth,
 };
@@ -11,7 +10,6 @@ use cheetah_core::content::{
 use cheetah_core::coordinator::Record;
 use cheetah_core::limits::{LEASE_NS, SECOND_NS};
 use cheetah_core::map::LeaseToken;
-use pool::{E, World, creating, filling, joining, refused};
 
 const SIZE: u64 = 3 * E / 2 + 5;
 

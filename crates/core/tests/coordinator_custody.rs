@@ -1,13 +1,11 @@
 //! What is put down of a volume: in the step of what it tells of, in a chain that shows what was changed,
 //! and for longer than the volume lives.
 
-mod pool;
-
+use crate::pool::{E, World};
 use cheetah_core::api::{Answer, Call, LogReport, Size};
 use cheetah_core::coordinator::Record;
 use cheetah_core::custody::{Case, Event, Head, Said, check, comment_of, head_in};
 use cheetah_core::limits::{CUSTODY_ENTRIES_MAX, LEASE_NS, SECOND_NS};
-use pool::{E, World};
 
 fn log(world: &mut World, name: &str) -> LogReport {
     match world.ask(Call::Log { name: name.into() }).expect("a log") {

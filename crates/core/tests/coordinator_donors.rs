@@ -1,12 +1,10 @@
 //! Donors: joining and joining again, silence and return, leaving, and what a volume loses with them.
 
-mod pool;
-
+use crate::pool::{self, E, World, assert_refused, joining, secret_of};
 use cheetah_core::api::{API_VERSION, Answer, Call, DonorHealth, RefusalCode, Size, Sync};
 use cheetah_core::coordinator::Event;
 use cheetah_core::limits::{DONOR_LISTED_NS, HEARTBEAT_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, PoolId};
-use pool::{E, World, assert_refused, joining, secret_of};
 
 fn syncing(donor: u64, revision: u64, goodbye: bool) -> Sync {
     let (secret, extents_offered) = (secret_of(DonorId(donor)), u32::MAX);

@@ -1,7 +1,6 @@
 //! What callers tell is bounded and harmless once it is in, whatever they send.
 
-mod pool;
-
+use crate::pool::{self, E, World, assert_refused, joining};
 use cheetah_core::api::{Answer, Attach, Call, Join, RefusalCode, Renew, Size, Sync, VolumeReport};
 use cheetah_core::limits::{
     DONOR_EXTENTS_MAX, DONOR_MEMORY_EXTENTS_MAX, EXTENT_BYTES, HOLDER_BYTES_MAX, HOST_BYTES_MAX,
@@ -9,7 +8,6 @@ use cheetah_core::limits::{
 };
 use cheetah_core::map::DonorId;
 use cheetah_core::text::is_harmless;
-use pool::{E, World, assert_refused, joining};
 
 const EVIL: &str = "\u{1b}[2J\u{202e}gnp.exe\nready\u{9b}31m";
 

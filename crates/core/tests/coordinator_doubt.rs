@@ -1,13 +1,11 @@
 //! Donors whose processes end: found out by their own addresses, within moments, also of volumes that nobody
 //! writes.
 
-mod pool;
-
+use crate::pool::{E, World, filling, held_by};
 use cheetah_core::api::{DonorHealth, Size, VolumeHealth};
 use cheetah_core::coordinator::{Event, Found};
 use cheetah_core::limits::{HEARTBEAT_NS, LEASE_NS, MILLISECOND_NS, REACHES_MAX, SECOND_NS};
 use cheetah_core::map::DonorId;
-use pool::{E, World, filling, held_by};
 
 /// A world of so many donors and a volume, and who holds its first group.
 fn world(donors: usize, redundancy: &str) -> (World, Vec<u64>) {

@@ -1,11 +1,9 @@
 //! Draining: what a donor holds goes to others before it goes, and what its owner needs back goes first.
 
-mod pool;
-
+use crate::pool::{self, E, World, assert_refused, filling, held_by, joining};
 use cheetah_core::api::{Answer, Call, Leaving, RefusalCode, Size, Sync, VolumeHealth};
 use cheetah_core::findings::taken_out;
 use cheetah_core::map::DonorId;
-use pool::{E, World, assert_refused, filling, held_by, joining};
 
 fn holder(world: &mut World, name: &str) -> u64 {
     let map = world.show(name).map;

@@ -1,11 +1,9 @@
 //! What a writer finds out: donors that missed a write are out of the map at once, and bad data is listed.
 
-mod pool;
-
+use crate::pool::{E, World, assert_refused, filling, held_by};
 use cheetah_core::api::{Amend, Answer, Call, RefusalCode, Renewed, Size, VolumeHealth};
 use cheetah_core::limits::{LEASE_NS, SECOND_NS};
 use cheetah_core::map::{BadRange, DonorId};
-use pool::{E, World, assert_refused, filling, held_by};
 
 fn world(donors: &[u32], redundancy: &str, size: u64) -> (World, cheetah_core::api::Attached) {
     let mut world = World::with_donors(donors);

@@ -1,13 +1,11 @@
 //! The address that a donor gives is tried before it counts.
 
-mod pool;
-
+use crate::pool::{self, E, World, assert_refused, joining};
 use cheetah_core::api::{Answer, Call, DonorHealth, Join, RefusalCode, Size};
 use cheetah_core::coordinator::{AuthorityRecord, Event, NotGreeted};
 use cheetah_core::limits::{DONOR_SILENCE_NS, GREETING_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
 use cheetah_core::members::Caller;
-use pool::{E, World, assert_refused, joining};
 
 const REFUSED: &str = "10.0.0.1:1000 refused the connection: nothing listens there";
 

@@ -1,11 +1,9 @@
 //! Hosts: what a donor is called, and which donors go together when a machine goes.
 
-mod pool;
-
+use crate::pool::{E, World, assert_refused, joining};
 use cheetah_core::api::{Answer, Call, Join, Refusal, RefusalCode, Size};
 use cheetah_core::coordinator::Record;
 use cheetah_core::map::DonorId;
-use pool::{E, World, assert_refused, joining};
 
 /// A donor that asks for its host's name.
 fn of_host(id: u64, host: &str, machine: &str) -> Join {

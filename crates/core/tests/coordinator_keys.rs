@@ -1,8 +1,7 @@
 //! Keys of encrypted volumes: what the pool keeps of them, whom it gives them to, and what such a volume
 //! cannot be.
 
-mod pool;
-
+use crate::pool::{E, World, assert_refused, attaching, creating, volume};
 use cheetah_core::api::{
     Answer, Attached, Call, Create, Enrol, GrantKey, NewToken, Recertify, Refusal, RefusalCode, Size,
     WrappedKey,
@@ -10,7 +9,6 @@ use cheetah_core::api::{
 use cheetah_core::coordinator::AuthorityRecord;
 use cheetah_core::map::{DonorId, Medium, MemberId};
 use cheetah_core::members::{Caller, Member, Role, TokenHash, TokenSecret};
-use pool::{E, World, assert_refused, attaching, creating, volume};
 
 const CHECK: &str = "00000000000000aa";
 

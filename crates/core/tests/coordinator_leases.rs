@@ -1,13 +1,11 @@
 //! Leases: one writer, many readers, and nothing said to a client before its donors know.
 
-mod pool;
-
+use crate::pool::{E, World, assert_refused, attaching};
 use cheetah_core::api::{API_VERSION, Answer, Attach, Call, RefusalCode, Renew, Renewed, Size, VolumeHealth};
 use cheetah_core::coordinator::Event;
 use cheetah_core::layout::lost_ranges;
 use cheetah_core::limits::{LEASE_NS, LEASE_RENEW_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
-use pool::{E, World, assert_refused, attaching};
 
 fn world() -> World {
     let mut world = World::with_donors(&[4, 4]);

@@ -1,12 +1,10 @@
 //! A disk, its copies, and what it was before: one of them is let in, and it is the one that knows most.
 
-mod pool;
-
+use crate::pool::{E, World, assert_refused, joining, refused};
 use cheetah_core::api::{Answer, Call, Create, Join, Lineage, Refusal, RefusalCode, Size, VolumeHealth};
 use cheetah_core::disk::Before;
 use cheetah_core::limits::SECOND_NS;
 use cheetah_core::map::{DonorId, Incarnation, Medium, Redundancy};
-use pool::{E, World, assert_refused, joining, refused};
 
 /// What of a donor's disk is set back with it.
 #[derive(Clone, Debug, Default)]

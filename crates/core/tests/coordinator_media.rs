@@ -1,13 +1,11 @@
 //! Memory and disks in one pool: what is on the one is placed, rebuilt and waited for as if the other were
 //! not there.
 
-mod pool;
-
+use crate::pool::{E, World, assert_refused, joining, refused};
 use cheetah_core::api::{Call, Create, Join, RefusalCode, Size, VolumeHealth};
 use cheetah_core::content::{Source, ToLoad};
 use cheetah_core::limits::{SECOND_NS, TEND_SILENCE_NS};
 use cheetah_core::map::{Medium, Redundancy, VolumeMap};
-use pool::{E, World, assert_refused, joining, refused};
 
 /// Donors 1 and so on lend memory, those from 11 on disks.
 fn world(memory: &[u32], disks: &[u32]) -> World {

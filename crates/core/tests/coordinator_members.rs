@@ -1,14 +1,12 @@
 //! A pool of members: who comes in, what each may ask, and what is left of who is revoked.
 
-mod pool;
-
+use crate::pool::{self, E, World, assert_refused, attaching, joining};
 use cheetah_core::api::{
     Answer, Attach, Attached, Call, Enrol, NewToken, Recertify, Refusal, RefusalCode, Renew, Size,
 };
 use cheetah_core::coordinator::{AuthorityRecord, Coordinator};
 use cheetah_core::map::{DonorId, MemberId};
 use cheetah_core::members::{Caller, Member, Role, TokenHash, TokenSecret};
-use pool::{E, World, assert_refused, attaching, joining};
 
 const NOW: u64 = 1_700_000_000;
 

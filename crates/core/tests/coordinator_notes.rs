@@ -1,11 +1,9 @@
 //! What happened to the pool is noted, once each, with what it is about and who brought it about.
 
-mod pool;
-
+use crate::pool::{E, World, joining};
 use cheetah_core::api::{Amend, Attach, Call, Size};
 use cheetah_core::limits::{LEASE_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
-use pool::{E, World, joining};
 
 /// The events noted since the last look, each with its donor, volume and holder.
 fn noted(world: &mut World) -> Vec<String> {

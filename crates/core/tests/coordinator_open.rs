@@ -1,7 +1,6 @@
 //! Volumes that were opened from a source: who fills one, and what becomes of it when that or a donor ends.
 
-mod pool;
-
+use crate::pool::{E, World};
 use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Refusal, Size, VolumeDetail};
 use cheetah_core::content::{
     ByteRange, Check, ContentState, Fill, FillFrom, Filling, Loaded, OnDisk, Partition, Scheme, Source, Tell,
@@ -10,7 +9,6 @@ use cheetah_core::content::{
 use cheetah_core::limits::{HOLDS_BYTES_MAX, LEASE_NS, PARTITIONS_TOLD_MAX, SECOND_NS, TEND_SILENCE_NS};
 use cheetah_core::map::{Backing, Filler, LeaseToken, Redundancy};
 use cheetah_core::text::is_harmless;
-use pool::{E, World};
 
 const SIZE: u64 = 2 * E + 5;
 

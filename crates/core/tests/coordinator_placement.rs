@@ -1,11 +1,9 @@
 //! Where volumes go by default and by wish: redundancy, hosts, and what is said when there are too few
 //! donors.
 
-mod pool;
-
+use crate::pool::{E, World, assert_refused, creating, joining};
 use cheetah_core::api::{Call, RefusalCode, Size, VolumeHealth};
 use cheetah_core::map::{DonorId, Redundancy};
-use pool::{E, World, assert_refused, creating, joining};
 use std::collections::BTreeSet;
 
 fn default_of(donors: &[u32]) -> String {

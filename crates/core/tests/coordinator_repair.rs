@@ -1,13 +1,11 @@
 //! Repair: fragments that nobody holds get new homes, and the volume is whole again when its writer has
 //! filled them.
 
-mod pool;
-
+use crate::pool::{E, World, filling, held_by, joining};
 use cheetah_core::api::{Amend, Answer, Call, Filled, Size, VolumeHealth};
 use cheetah_core::coordinator::Event;
 use cheetah_core::limits::{EXTENT_BYTES, SECOND_NS, SET_ASIDE_NS, VOLUME_FILLINGS_MAX};
 use cheetah_core::map::{DonorId, Placement};
-use pool::{E, World, filling, held_by, joining};
 
 fn world(donors: &[u32], redundancy: &str, size: u64) -> (World, cheetah_core::api::Attached) {
     let mut world = World::with_donors(donors);

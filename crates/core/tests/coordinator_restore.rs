@@ -1,13 +1,11 @@
 //! A coordinator that is killed and started again: all is there, and nobody notices.
 
-mod pool;
-
+use crate::pool::{self, E, World};
 use cheetah_core::api::{Answer, Call, RefusalCode, Size, Sync, VolumeHealth, VolumeStatus};
 use cheetah_core::coordinator::Coordinator;
 use cheetah_core::limits::SECOND_NS;
 use cheetah_core::map::DonorId;
 use cheetah_core::seed::Seed;
-use pool::{E, World};
 
 #[test]
 fn everything_is_there_and_leases_go_on() {

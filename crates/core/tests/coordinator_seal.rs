@@ -1,12 +1,10 @@
 //! Sealed volumes: who may do what to one, and what donors are told of it.
 
-mod pool;
-
+use crate::pool::{E, World, assert_refused, refused};
 use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Refusal, RefusalCode, Size, Validation};
 use cheetah_core::content::{Check, Fill, FillFrom, Loaded, Sealing, Source, Tell};
 use cheetah_core::map::LeaseToken;
 use cheetah_core::proofs::{Root, Tree};
-use pool::{E, World, assert_refused, refused};
 
 const SIZE: u64 = 2 * E - 5;
 const ROOT: Root = Root([7; 32]);

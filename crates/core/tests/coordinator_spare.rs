@@ -1,11 +1,9 @@
 //! Hosts that go: what a volume can do without, what can be rebuilt then, and groups that lie on too few of
 //! them.
 
-mod pool;
-
+use crate::pool::{E, World, filling, held_by, joining};
 use cheetah_core::api::{Answer, AtStake, Crowd, Join, Leaving, Refusal, Size, VolumeDetail, VolumeHealth};
 use cheetah_core::map::{DonorId, Group};
-use pool::{E, World, filling, held_by, joining};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A pool of donors 1, 2, ... on these hosts, of so many extents each.

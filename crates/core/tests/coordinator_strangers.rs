@@ -1,12 +1,10 @@
 //! Another pool at the address of one: what was lent to that, and who uses it, is left alone.
 
-mod pool;
-
+use crate::pool::{self, E, World, assert_refused, attaching, joining};
 use cheetah_core::api::{Answer, Call, RefusalCode, Renew, Size, Stranger, Sync};
 use cheetah_core::coordinator::Event;
 use cheetah_core::limits::{SECOND_NS, STRANGER_SHOWN_NS, STRANGERS_MAX};
 use cheetah_core::map::{DonorId, LeaseToken, PoolId};
-use pool::{E, World, assert_refused, attaching, joining};
 
 const OTHER: PoolId = PoolId(5);
 

@@ -1,13 +1,11 @@
 //! Any history of failures, drains, owners who want memory back, and restarts: the rules hold after each step
 //! (see `pool`), and once all is quiet and the writer fills what it is asked to, every volume is whole again.
 
-mod pool;
-
+use crate::pool::{E, World, filling};
 use cheetah_core::api::{Amend, Call, Size, VolumeHealth};
 use cheetah_core::limits::{LEASE_NS, LEASE_RENEW_NS, SECOND_NS};
 use cheetah_core::map::{BadRange, DonorId, LeaseToken};
 use cheetah_core::seed::Seed;
-use pool::{E, World, filling};
 use std::collections::BTreeMap;
 
 struct History {

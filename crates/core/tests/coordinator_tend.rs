@@ -1,13 +1,11 @@
 //! Volumes that nobody writes: one of their donors is told to move or to rebuild what is due, until a person
 //! comes.
 
-mod pool;
-
+use crate::pool::{E, World, assert_refused, attaching, filling, held_by, joining};
 use cheetah_core::api::{Answer, Attach, Attached, Call, RefusalCode, Renew, Size, VolumeReport};
 use cheetah_core::content::{Fill, FillFrom, Source};
 use cheetah_core::limits::{LEASE_RENEW_NS, SECOND_NS, TEND_SILENCE_NS};
 use cheetah_core::map::{DonorId, LeaseToken};
-use pool::{E, World, assert_refused, attaching, filling, held_by, joining};
 
 /// The donors that are told to tend the volume.
 fn tenders(world: &World, name: &str) -> Vec<u64> {

@@ -1,11 +1,9 @@
 //! Volumes: create, grow, follow and delete, and what is said when they cannot.
 
-mod pool;
-
+use crate::pool::{E, World, assert_refused, creating};
 use cheetah_core::api::{Call, RefusalCode, Size};
 use cheetah_core::limits::SECOND_NS;
 use cheetah_core::map::DonorId;
-use pool::{E, World, assert_refused, creating};
 
 #[test]
 fn a_volume_has_its_exact_size_and_its_donors_know_its_extents() {

@@ -1,12 +1,10 @@
 //! Sessions, leases and wiping: nobody newer is let in before everybody older is out.
 
-mod donors;
-
+use crate::donors::{OTHER, WRITER, World, admits, drop_of, duties, duty, sync};
 use cheetah_core::api::{Duties, Duty};
 use cheetah_core::donor::{ConnId, Denied, Effect, Event, OpenError, export_name};
 use cheetah_core::limits::{EXTENT_BYTES, HEARTBEAT_NS};
 use cheetah_core::seed::Seed;
-use donors::{OTHER, WRITER, World, admits, drop_of, duties, duty, sync};
 use std::collections::{BTreeMap, BTreeSet};
 
 fn refused(effects: &[Effect], conn: u64, reason: OpenError) -> bool {

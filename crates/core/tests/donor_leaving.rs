@@ -1,12 +1,10 @@
 //! A donor that is told to leave: it stays until what it holds is moved, and no longer than it was given; and
 //! an offer that changes is told at once.
 
-mod donors;
-
+use crate::donors::{self, WRITER, World, admits, drop_of, duties, duty, goodbye, leaving};
 use cheetah_core::api::Duties;
 use cheetah_core::donor::{Draining, Effect, Event, Exit};
 use cheetah_core::limits::{DRAIN_NS, GOODBYE_NS, HEARTBEAT_NS, SECOND_NS};
-use donors::{WRITER, World, admits, drop_of, duties, duty, goodbye, leaving};
 
 const LEAVE: Event = Event::Leave { bounded: false };
 

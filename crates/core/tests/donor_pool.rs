@@ -1,13 +1,11 @@
 //! The donor and its pool: asking, outages, strangers in the place of its coordinator, and the end.
 
-mod donors;
-
+use crate::donors::{POOL, WRITER, World, admits, duties, duty, goodbye, sync};
 use cheetah_core::api::{Lineage, Refusal, RefusalCode};
 use cheetah_core::disk::{Before, Held};
 use cheetah_core::donor::{Donor, Effect, Event, Exit};
 use cheetah_core::limits::{GOODBYE_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, Incarnation, PoolId};
-use donors::{POOL, WRITER, World, admits, duties, duty, goodbye, sync};
 
 fn join_of(pool: Option<PoolId>) -> Effect {
     Effect::Join { donor: DonorId(1), pool, revision: u64::from(pool.is_some()), lineage: None }

@@ -1,8 +1,7 @@
 //! What is not well is found, with its code, its state and what to do; and nothing is found where all is
 //! well.
 
-mod pool;
-
+use crate::pool::{self, World};
 use cheetah_core::api::{
     API_VERSION, Attachment, Call, Crowd, DonorHealth, DonorStatus, PoolStatus, Renew, Size, Stranger,
     VolumeHealth, VolumeReport, VolumeStatus, WaitsFor,
@@ -11,7 +10,6 @@ use cheetah_core::content::{Check, Content, ContentState, Load, Sealed, Source, 
 use cheetah_core::findings::{Code, Finding, State, of_pool, worst};
 use cheetah_core::limits::{ATTACHMENT_SILENCE_NS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, PoolId, Redundancy, VolumeId};
-use pool::World;
 
 const CODES: &str = include_str!("../../../docs/CODES.md");
 

@@ -1,13 +1,11 @@
 //! Blocks that a source is still to give: who fills the volume is asked, and donors are read again.
 
-mod volume;
-
+use crate::volume::{A, B, World, map};
 use cheetah_core::layout::LAYER_SHIFT;
 use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS};
 use cheetah_core::map::{Backing, Filler, Placement, VolumeMap};
 use cheetah_core::volume::{Effect, Event, FetchError, Key, Op, PartError, PartOp, StatusRun, VolumeError};
 use std::collections::BTreeSet;
-use volume::{A, B, World, map};
 
 const ABSENT: Result<Vec<StatusRun>, PartError> = Err(PartError::Absent);
 

@@ -1,12 +1,10 @@
 //! Reads that are answered from what was read ahead, and what makes that out of date.
 
-mod volume;
-
+use crate::volume::{A, B, Sent, World, map};
 use cheetah_core::ahead::Rule;
 use cheetah_core::limits::{AHEAD_KEEP_NS, REQUEST_DEADLINE_NS};
 use cheetah_core::map::VolumeMap;
 use cheetah_core::volume::{Caching, Effect, Event, Mem, Op, PartError, PartOp, Volume, VolumeError};
-use volume::{A, B, Sent, World, map};
 
 const LEN: u32 = 65536;
 const CACHE: u32 = 4 << 20;

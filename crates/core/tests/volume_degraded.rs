@@ -1,10 +1,8 @@
 //! Reads of a volume whose donors are gone, within what redundancy covers and beyond it.
 
-mod volume;
-
+use crate::volume::{UNIT, World, wide};
 use cheetah_core::map::{DonorId, Redundancy};
 use cheetah_core::volume::{Effect, Event, Op, PartError, PartOp, VolumeError};
-use volume::{UNIT, World, wide};
 
 fn world_without(lost: &[u64]) -> World {
     let mut world = World::new(wide(Redundancy { data: 3, parity: 1 }), false);

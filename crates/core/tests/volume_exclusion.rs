@@ -1,11 +1,9 @@
 //! What waits for the coordinator: a write that a donor missed, and a reader that rebuilds beside a writer.
 
-mod volume;
-
+use crate::volume::{World, wide};
 use cheetah_core::api::Amend;
 use cheetah_core::map::{BadRange, DonorId, Redundancy, VolumeMap};
 use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartOp, StatusRun, Volume};
-use volume::{World, wide};
 
 const KEPT: u32 = 4096;
 

@@ -1,12 +1,10 @@
 //! A slot that gets a new holder: by many chunks at once, and no write is missed by what is there already.
 
-mod volume;
-
+use crate::volume::{Sent, UNIT, World, wide};
 use cheetah_core::limits::{FILL_CHUNKS_MAX, RUSH_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, Redundancy, VolumeMap};
 use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartError, PartOp};
 use std::collections::BTreeSet;
-use volume::{Sent, UNIT, World, wide};
 
 const TO: DonorId = DonorId(1);
 const CHUNK: u64 = 256 << 10;

@@ -1,9 +1,7 @@
 //! The end of an attachment: the machine says when it is done, whatever it may still write.
 
-mod volume;
-
+use crate::volume::{self, World, map};
 use cheetah_core::volume::{Effect, Event, Op};
-use volume::{World, map};
 
 fn is_finished(world: &World) -> bool {
     world.effects.iter().any(|effect| matches!(effect, Effect::Finished))

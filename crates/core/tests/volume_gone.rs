@@ -1,8 +1,7 @@
 //! Which donors a writer names to the coordinator when nobody reads or writes: those that have ended at once,
 //! the others after their time, each by its own.
 
-mod volume;
-
+use crate::volume::{Sent, World, wide};
 use cheetah_core::api::Amend;
 use cheetah_core::limits::{
     AMEND_RETRY_NS, DONOR_RETRY_NS, DONOR_RETRY_SOON_NS, EXCLUDE_NS, LEASE_RENEW_NS, Patience,
@@ -10,7 +9,6 @@ use cheetah_core::limits::{
 };
 use cheetah_core::map::{DonorId, Medium, Redundancy, VolumeMap};
 use cheetah_core::volume::{Effect, Event, LinkFailure, PartOp, StatusRun};
-use volume::{Sent, World, wide};
 
 const FIRST: DonorId = DonorId(1);
 const SECOND: DonorId = DonorId(2);

@@ -1,11 +1,9 @@
 //! Rows that several writes have: written whole where the writes follow one another, and at once where they
 //! do not.
 
-mod volume;
-
+use crate::volume::{Sent, UNIT, World, wide};
 use cheetah_core::map::{DonorId, Redundancy};
 use cheetah_core::volume::{Effect, LinkFailure, Mem, Op, PartOp, VolumeError};
-use volume::{Sent, UNIT, World, wide};
 
 const HALF: u32 = UNIT / 2;
 

@@ -1,14 +1,12 @@
 //! What becomes of requests when donors come late, break, fall silent or stay away.
 
-mod volume;
-
+use crate::volume::{A, B, UNIT, World, map};
 use cheetah_core::limits::{
     CONNECT_DEADLINE_NS, DONOR_RETRY_NS, DOUBT_AGAIN_NS, DOUBT_NS, EXTENT_BYTES, REQUEST_DEADLINE_NS,
     SECOND_NS, TICK_NS,
 };
 use cheetah_core::map::{DonorId, Group, Placement, Route, Slot};
 use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartOp, VolumeError, connections};
-use volume::{A, B, UNIT, World, map};
 
 fn broken() -> LinkFailure {
     LinkFailure::Broken("reset".into())

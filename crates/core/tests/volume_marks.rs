@@ -1,11 +1,9 @@
 //! What donors are told of writes that are complete, so that they forget who wrote lately.
 
-mod volume;
-
+use crate::volume::{Sent, UNIT, World, wide};
 use cheetah_core::limits::{READ_TOGETHER_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, Redundancy, Slot};
 use cheetah_core::volume::{Op, PartOp};
-use volume::{Sent, UNIT, World, wide};
 
 /// `parity:2+1` whose parity nobody holds, so that a donor that is silent is waited for.
 fn degraded() -> World {

@@ -1,11 +1,9 @@
 //! Requests, and the end of a volume, while slots move from donor to donor.
 
-mod volume;
-
+use crate::volume::{A, B, World, map, wide};
 use cheetah_core::limits::{EXCLUDE_NS, EXTENT_BYTES, REQUEST_DEADLINE_NS};
 use cheetah_core::map::{DonorId, Placement, Redundancy, Slot, VolumeMap};
 use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartError, PartOp, VolumeError};
-use volume::{A, B, World, map, wide};
 
 /// The first group is on its way from A to B, which holds the second.
 fn moving() -> VolumeMap {

@@ -1,11 +1,9 @@
 //! Writes to a group of which nobody holds the parity.
 
-mod volume;
-
+use crate::volume::{A, B, UNIT, World, map};
 use cheetah_core::limits::EXTENT_BYTES;
 use cheetah_core::map::{Group, Placement, Redundancy, Slot, VolumeMap};
 use cheetah_core::volume::{Effect, Fragment, Op, PartOp};
-use volume::{A, B, UNIT, World, map};
 
 /// `parity:2+1`, the data on A and B.
 fn without_parity() -> VolumeMap {

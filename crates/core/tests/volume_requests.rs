@@ -1,10 +1,8 @@
 //! What becomes of a request while every donor is there.
 
-mod volume;
-
+use crate::volume::{A, B, UNIT, World, map};
 use cheetah_core::limits::{EXTENT_BYTES, REQUEST_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX};
 use cheetah_core::volume::{Effect, Op, PartError, StatusRun, VolumeError};
-use volume::{A, B, UNIT, World, map};
 
 #[test]
 fn a_request_is_done_when_its_last_part_is() {

@@ -1,12 +1,10 @@
 //! Rows that were half written, and a block among them that is wrong: what is lost, and that the rest is
 //! served.
 
-mod volume;
-
+use crate::volume::{Sent, UNIT, World, wide};
 use cheetah_core::limits::{REQUEST_DEADLINE_NS, SECOND_NS};
 use cheetah_core::map::{BadRange, DonorId, Redundancy};
 use cheetah_core::volume::{Effect, Event, Op, PartError, PartOp, StatusRun, Volume, VolumeError};
-use volume::{Sent, UNIT, World, wide};
 
 const BLOCK: u32 = 4096;
 

@@ -1,14 +1,12 @@
 //! Donors compare what they hold with its checksums, and what the volume makes of what they say.
 
-mod volume;
-
+use crate::volume::{A, B, Sent, World, map, wide};
 use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS, SCRUB_EVERY_NS, SECOND_NS};
 use cheetah_core::map::{BadRange, DonorId, Redundancy};
 use cheetah_core::volume::{
     Effect, Event, Op, PartError, PartOp, Scope, ScrubbedDonor, StatusRun, VolumeError,
 };
 use std::collections::BTreeSet;
-use volume::{A, B, Sent, World, map, wide};
 
 const BLOCK: u32 = 4096;
 

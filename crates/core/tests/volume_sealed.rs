@@ -1,13 +1,11 @@
 //! Reads of a sealed volume: what came and is not proved yet, and parity that lies, of which there is no
 //! proof.
 
-mod volume;
-
+use crate::volume::{UNIT, World, wide};
 use cheetah_core::limits::{Patience, TICK_NS};
 use cheetah_core::map::{DonorId, Proofs, Redundancy, VolumeMap};
 use cheetah_core::proofs::{Root, Tree};
 use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartError, PartOp, Unproved, VolumeError};
-use volume::{UNIT, World, wide};
 
 fn sealed(data: u32, parity: u32) -> VolumeMap {
     let map = wide(Redundancy { data, parity });

@@ -1,15 +1,13 @@
 //! A writer and a donor end together: what the next writer believes, whom it waits for, and what it never
 //! does meanwhile.
 
-mod volume;
-
+use crate::volume::{UNIT, World, wide};
 use cheetah_core::api::{Amend, KeptSlot};
 use cheetah_core::donor::ListedWrite;
 use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS, SECOND_NS};
 use cheetah_core::map::{BadRange, DonorId, Redundancy, VolumeMap};
 use cheetah_core::volume::{Event, Key, LinkFailure, Op, PartError, PartOp, StatusRun, Volume, VolumeError};
 use std::collections::BTreeMap;
-use volume::{UNIT, World, wide};
 
 const BLOCK: u32 = 4096;
 

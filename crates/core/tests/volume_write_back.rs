@@ -1,8 +1,7 @@
 //! A volume with write-back: what a flush waits for, who is given again what it may have lost, and what is
 //! lost for good when nobody has it.
 
-mod volume;
-
+use crate::volume::{A, B, World, wide};
 use cheetah_core::api::Amend;
 use cheetah_core::donor::ListedWrite;
 use cheetah_core::limits::{INTENT_REGION_BYTES, SECOND_NS};
@@ -10,7 +9,6 @@ use cheetah_core::map::{BadRange, DonorId, Medium, Redundancy, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{Event, LinkFailure, Op, PartError, PartOp, StatusRun, Volume, VolumeError};
 use std::collections::{BTreeMap, BTreeSet};
-use volume::{A, B, World, wide};
 
 const BLOCK: u32 = 4096;
 const REGION: u32 = INTENT_REGION_BYTES as u32;

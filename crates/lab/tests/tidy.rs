@@ -122,6 +122,24 @@ fn a_header_that_lists_modules_lists_those_that_there_are() {
     assert_none("headers that are not true", &found);
 }
 
+/// Files of tests that are parts of one program: what that does not name is never run.
+#[test]
+fn a_program_of_tests_has_every_file_that_there_is() {
+    let (files, mut programs) = (files(), 0);
+    let mut found = Vec::new();
+    for (name, text) in &files {
+        let Some(tests) = name.strip_suffix("/tests/machines.rs") else { continue };
+        programs += 1;
+        let there: Vec<&str> = modules(text).collect();
+        let within = format!("{tests}/tests/");
+        let beside = files.keys().filter_map(|name| name.strip_prefix(&within)?.strip_suffix(".rs"));
+        let of_it = beside.filter(|name| !name.contains('/') && *name != "machines" && !there.contains(name));
+        found.extend(of_it.map(|name| format!("{within}machines.rs does not name `{name}`")));
+    }
+    assert_eq!(programs, 2, "those of core and nbd");
+    assert_none("tests that never run", &found);
+}
+
 #[test]
 fn no_line_is_longer_than_rustfmt_would_have_it() {
     let long = |_: &str, line: &str| {

@@ -1,5 +1,4 @@
 //! Nonces and authentication tags of blocks, as a client sends and takes them.
-#![allow(clippy::unwrap_used)]
 
 use cheetah_nbd::client::{Answer, Reply, Request, Take, Transmission};
 use cheetah_nbd::limits::AUTH_BYTES;

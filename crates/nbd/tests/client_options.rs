@@ -1,5 +1,4 @@
 //! What a client makes of each answer a server can give in the handshake, proper and not.
-#![allow(clippy::unwrap_used)]
 
 use cheetah_nbd::client::{Error, Handshake, Step, Want};
 use cheetah_nbd::limits::{LIST_ENTRIES_MAX, OPTION_REPLY_BYTES_MAX};

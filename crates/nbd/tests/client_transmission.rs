@@ -1,6 +1,5 @@
 //! A client's transmission against a server that answers in any order, with chunks of any size, over a wire
 //! that cuts anywhere.
-#![allow(clippy::unwrap_used)]
 
 use cheetah_nbd::client::{Answer, Reply, Request, Take, Transmission};
 use cheetah_nbd::{

@@ -1,5 +1,4 @@
 //! What a server sends does not depend on how it leaves, and a client makes of it what was meant.
-#![allow(clippy::unwrap_used)]
 
 use cheetah_nbd::client::Reply;
 use cheetah_nbd::server::outbox::Piece;

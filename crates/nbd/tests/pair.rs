@@ -1,5 +1,4 @@
 //! A client's handshake against a server's, in memory: whole messages and single bytes must end alike.
-#![allow(clippy::unwrap_used)]
 
 use cheetah_nbd::client::{self, Error, Want};
 use cheetah_nbd::proto::{handshake_flags, opt, rep};

@@ -1,5 +1,4 @@
 //! Any message survives encoding, and no bytes make either end panic or grow beyond its limits.
-#![allow(clippy::unwrap_used)]
 
 use cheetah_nbd::client::{self, Reply, Want};
 use cheetah_nbd::limits::{HANDSHAKE_OUTPUT_BYTES_MAX, REPLY_HEAD_BYTES_MAX, REQUEST_PAYLOAD_BYTES_MAX};

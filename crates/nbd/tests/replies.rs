@@ -1,5 +1,4 @@
 //! What a client makes of each reply, well-formed and not.
-#![allow(clippy::unwrap_used)]
 
 use cheetah_nbd::client::Reply;
 use cheetah_nbd::limits::{

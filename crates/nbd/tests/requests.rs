@@ -1,5 +1,4 @@
 //! Which requests a server carries out, per command, flag and range.
-#![allow(clippy::unwrap_used)]
 
 use cheetah_nbd::limits::REQUEST_PAYLOAD_BYTES_MAX;
 use cheetah_nbd::{

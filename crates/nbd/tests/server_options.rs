@@ -1,5 +1,4 @@
 //! Each option a client can send, well-formed and not, and what the server answers.
-#![allow(clippy::unwrap_used)]
 
 use cheetah_nbd::limits::{
     EXPORT_NAME_BYTES_MAX, HANDSHAKE_OUTPUT_BYTES_MAX, META_QUERIES_MAX, OPTION_BYTES_MAX,

@@ -1,5 +1,4 @@
 //! STARTTLS at both ends: nothing is said before TLS is spoken, and nothing said in the clear counts.
-#![allow(clippy::unwrap_used)]
 
 use cheetah_nbd::client::{self, Error, Want};
 use cheetah_nbd::proto::{IHAVEOPT, OPTION_REPLY_MAGIC, opt, rep};

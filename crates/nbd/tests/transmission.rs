@@ -1,6 +1,5 @@
 //! What a server makes of a client's bytes does not depend on how they come: cut anywhere, and payloads shown
 //! to the machine or received past it.
-#![allow(clippy::unwrap_used)]
 
 use cheetah_nbd::limits::REQUEST_PAYLOAD_BYTES_MAX;
 use cheetah_nbd::server::Transmission;

@@ -1,5 +1,4 @@
 //! The world of the donor's tests: one donor machine, a scripted coordinator, and every effect kept.
-#![allow(dead_code, reason = "each test file uses its own part")]
 
 use cheetah_core::api::{Duties, Duty};
 use cheetah_core::donor::{Access, ConnId, Donor, Effect, Event, export_name};

@@ -1,6 +1,5 @@
 //! The world of the coordinator's tests: a coordinator, donors that carry out their duties at once unless
 //! told not to, and a clock that jumps. Invariants are checked after every step, and the store is replayed.
-#![allow(dead_code, reason = "each test file uses its own part")]
 
 use cheetah_core::api::{
     API_VERSION, Amend, Answer, Attach, Attached, Call, Create, Duties, Filled, Join, PoolStatus, Refusal,

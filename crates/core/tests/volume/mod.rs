@@ -1,5 +1,4 @@
 //! A volume machine over donors that do what the test says: the one helper that builds the world.
-#![allow(dead_code, reason = "each test binary uses a part")]
 
 use cheetah_core::api::Amend;
 use cheetah_core::donor::WriteMark;
