@@ -210,3 +210,27 @@ fn a_new_writer_waits_for_who_may_have_what_another_may_have_lost() {
     assert!(world.volume.is_serving() && donors.stale.is_empty(), "{:?}", donors.asked);
     assert_eq!(donors.count(PartOp::Undo), 0, "it is given again");
 }
+
+#[test]
+fn a_new_writer_gives_up_who_stays_away_where_all_others_may_have_lost_what_it_has() {
+    let (mut world, mut donors) = next_writer(Redundancy { data: 1, parity: 2 }, &[A, B]);
+    world.open(A);
+    world.open(B);
+    let away = DonorId(3);
+    world.fail(away, world.session(away), LinkFailure::Refused("it has another disk".into()));
+    donors.serve(&mut world, 29 * SECOND_NS);
+    assert!(donors.told.iter().all(|amend| amend.exclude.is_empty()), "it may yet come: {:?}", donors.told);
+    donors.serve(&mut world, 2 * SECOND_NS);
+    assert!(donors.told.iter().any(|amend| amend.exclude.iter().any(|(donor, _)| *donor == away)));
+    let mut map = VolumeMap { epoch: world.volume.map().epoch + 1, ..world.volume.map().clone() };
+    map.groups.iter_mut().flat_map(|group| &mut group.slots).for_each(|slot| {
+        slot.held = slot.held.filter(|held| held.donor != away);
+    });
+    map.routes.remove(&away);
+    world.step(Event::Amended(Some(map)));
+    donors.serve(&mut world, 2 * SECOND_NS);
+    assert!(donors.stale.is_empty(), "they count as they are: {:?}", donors.asked);
+    let flush = world.submit(Op::Flush, 0, 0);
+    donors.serve(&mut world, 2 * SECOND_NS);
+    assert_eq!(world.completed(), [(flush, Ok(()))]);
+}

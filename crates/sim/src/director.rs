@@ -263,8 +263,7 @@ impl World {
         let on = if self.rng.clone().percent(self.plan.disks) { Medium::Disk } else { Medium::Memory };
         let can = on == Medium::Disk && redundancy.is_some_and(|redundancy| redundancy.parity > 0);
         // By a stream of its own.
-        let write_back =
-            can && self.plan.writes_back && Rng::new(self.rng.clone().draw().rotate_left(23)).percent(50);
+        let write_back = can && Rng::new(self.rng.clone().draw().rotate_left(23)).percent(50);
         let create = Create { redundancy, unit, follow, on, write_back, ..Create::new(name, size) };
         self.admin(name, Call::Create(create));
     }

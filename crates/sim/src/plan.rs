@@ -359,9 +359,6 @@ pub(crate) struct Plan {
     pub(crate) flips_per_million: u64,
     /// Percent of donors that lend disks.
     pub(crate) disks: u64,
-    /// Half of the volumes on disks that can have write-back. Beside other faults a flush may come to its
-    /// deadline still (seed 4918), so only where nothing else goes wrong.
-    pub(crate) writes_back: bool,
     /// How long a disk takes for a thing.
     pub(crate) disk_ns: u64,
     /// Blocks of a disk that its donor has room for in memory.
@@ -410,7 +407,6 @@ fn with_disks(mut rng: Rng, plan: Plan, only: Option<Fault>) -> Plan {
     }
     Plan {
         disks: if all { 100 } else { rng.range(30, 70) },
-        writes_back: only == Some(Fault::Power),
         disk_ns: rng.skewed(MILLISECOND_NS / 10, 60 * MILLISECOND_NS),
         disk_room: rng.skewed(16, 4096),
         log_max: rng.skewed(8, 16 << 10),
@@ -459,7 +455,6 @@ impl Plan {
             deaths_max: rng.index(donors + 1),
             flips_per_million,
             disks: 0,
-            writes_back: false,
             disk_ns: 0,
             disk_room: 0,
             log_max: 0,

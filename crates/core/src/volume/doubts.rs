@@ -6,7 +6,7 @@
 
 use super::base::Base;
 use super::job::{Job, Slots, Undo, bit, slots_of};
-use super::{Key, fill};
+use super::{Key, fill, stale};
 use crate::map::{BadRange, DonorId, Group, Placement, VolumeMap};
 use crate::units::Time;
 use std::collections::BTreeSet;
@@ -141,11 +141,13 @@ pub(super) fn is_hopeless(base: &Base, group: u32) -> bool {
 /// Whether the silent donor's memory alone tells what rows in doubt are. One that has ended does not come
 /// back.
 pub(super) fn is_needed(base: &Base, group: u32, slot: u32, donor: DonorId) -> bool {
+    if base.links.get(donor).is_none_or(|link| link.gone) {
+        return false;
+    }
     let knows = base.shape.geometry.data > 1
         && slot < base.shape.geometry.data
-        && base.doubts.torn.iter().any(|torn| torn.group == group && torn.missed == 0 && torn.undo.is_none())
-        && base.links.get(donor).is_some_and(|link| !link.gone);
-    knows || lacks_what_is_stale(base, group)
+        && base.doubts.torn.iter().any(|torn| torn.group == group && torn.missed == 0 && torn.undo.is_none());
+    knows || (lacks_what_is_stale(base, group) && !stale::is_given_up(base, donor))
 }
 
 /// Those that tell what they have do not make up what others of the group may have lost.

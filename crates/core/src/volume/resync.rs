@@ -155,12 +155,14 @@ impl Resync {
                 base.doubts.stage = Stage::Serving;
                 base.doubts.holds_back = true;
                 if base.shape.map.write_back {
-                    stale::give_up_who_is_away(base);
                     // What a former writer wrote may be in memory alone, and this one does not know it.
                     flush::to_disks(base, None);
                 }
             }
             _ => {}
+        }
+        if base.doubts.stage == Stage::Serving && base.shape.map.write_back {
+            stale::give_up_who_is_away(base);
         }
     }
 

@@ -109,12 +109,17 @@ pub(super) fn to_be_adopted(base: &mut Base, at: usize) -> Torn {
     *torn
 }
 
-/// Others may have lost what these have, but they were waited for long enough, and all that a flush covered
-/// is there without them.
+/// Others may have lost what this donor has, but it was waited for long enough, and all that a flush covered
+/// is there without it.
+pub(super) fn is_given_up(base: &Base, donor: DonorId) -> bool {
+    base.doubts.holds_back && watch::is_spare(base, donor)
+}
+
+/// Those are no holders any more.
 pub(super) fn give_up_who_is_away(base: &mut Base) {
     let lacks = base.doubts.unsure.iter().filter(|(group, ..)| doubts::lacks_what_is_stale(base, *group));
     let away: Vec<DonorId> = lacks.map(|(_, _, held)| held.donor).collect();
-    for donor in away.into_iter().filter(|donor| watch::is_spare(base, *donor)).collect::<Vec<_>>() {
+    for donor in away.into_iter().filter(|donor| is_given_up(base, *donor)).collect::<Vec<_>>() {
         base.exclude(donor, "it could not be asked what it has".to_owned());
     }
 }
