@@ -249,6 +249,10 @@ pub fn said(event: &Event) -> String {
             format!("perhaps written by {holder}, who ended without a word")
         }
         Event::DataLost { bytes } => format!("{} cannot be read: donors are gone", show_bytes(*bytes)),
+        Event::Unflushed { bytes } => format!(
+            "up to {} may be older than what was written last: donors stopped before it was flushed",
+            show_bytes(*bytes)
+        ),
         Event::DonorLost { donor, host } => format!("donor {donor} on {host} is gone"),
         Event::DonorSetAside { donor, why } => format!("donor {donor} was set aside ({why})"),
         Event::WrongBlocks { donor, blocks, healed } => {

@@ -50,6 +50,7 @@ pub struct Journal {
     corrupt: BTreeMap<DonorId, u64>,
     healed: u64,
     mismatches: u64,
+    unflushed: u64,
     /// Bytes that are being rebuilt or moved.
     filling: u64,
 }
@@ -63,6 +64,7 @@ impl Journal {
             corrupt: BTreeMap::new(),
             healed: 0,
             mismatches: 0,
+            unflushed: 0,
             filling: 0,
         }
     }
@@ -116,6 +118,14 @@ impl Journal {
                 format!("fragments do not fit together in {places}, and no checksum says which is wrong");
             add("fragments-disagree", None, false, text);
         }
+        let unflushed = report.unflushed_bytes.saturating_sub(self.unflushed);
+        if unflushed > 0 {
+            let text = format!(
+                "up to {} may be older than what was written last: donors stopped before it was flushed",
+                show_bytes(unflushed)
+            );
+            add("writes-unflushed", None, false, text);
+        }
         match (self.filling, report.fill_bytes_total) {
             (0, total) if total > 0 => {
                 add("rebuild-begun", None, true, format!("{} are rebuilt or moved", show_bytes(total)));
@@ -128,7 +138,7 @@ impl Journal {
         self.lost = lost.iter().cloned().collect();
         self.corrupt = report.corrupt_blocks.iter().copied().collect();
         (self.healed, self.mismatches) = (report.healed_blocks, report.compare_mismatches);
-        self.filling = report.fill_bytes_total;
+        (self.filling, self.unflushed) = (report.fill_bytes_total, report.unflushed_bytes);
         entries
     }
 }
@@ -181,6 +191,11 @@ mod tests {
         );
         report.compare_mismatches = 1;
         assert_eq!(events(&journal.changes(QUIET, &report)), [("fragments-disagree", None)]);
+        report.unflushed_bytes = 1 << 20;
+        let said = journal.changes(QUIET, &report);
+        assert_eq!(events(&said), [("writes-unflushed", None)]);
+        assert!(said[0].text.starts_with("up to 1 MiB may be older") && !said[0].good, "{}", said[0].text);
+        assert_eq!(journal.changes(QUIET, &report), []);
     }
 
     #[test]

@@ -128,6 +128,12 @@ pub enum Event {
         /// The bytes of the volume that cannot be read now.
         bytes: u64,
     },
+    /// Donors of a volume with write-back stopped, more than redundancy covers: what they had in memory alone
+    /// is lost, which no flush had covered.
+    Unflushed {
+        /// The bytes of the volume, at most, that may be older than what was written last.
+        bytes: u64,
+    },
     /// A donor that held a part of it is gone.
     DonorLost {
         /// Its name.

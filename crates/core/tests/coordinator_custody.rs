@@ -7,7 +7,7 @@ use cheetah_core::coordinator::Record;
 use cheetah_core::custody::{Case, Event, Head, Said, check, comment_of, head_in};
 use cheetah_core::limits::{CUSTODY_ENTRIES_MAX, LEASE_NS, SECOND_NS};
 
-fn log(world: &mut World, name: &str) -> LogReport {
+pub(crate) fn log(world: &mut World, name: &str) -> LogReport {
     match world.ask(Call::Log { name: name.into() }).expect("a log") {
         Answer::Log(log) => log,
         other => panic!("{other:?}"),

@@ -1,7 +1,7 @@
 //! What happened to the pool is noted, once each, with what it is about and who brought it about.
 
 use crate::pool::{E, World, joining};
-use cheetah_core::api::{Amend, Attach, Call, Size};
+use cheetah_core::api::{Amend, Attach, Call, Renew, Size, VolumeReport};
 use cheetah_core::limits::{LEASE_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
 
@@ -74,4 +74,23 @@ fn who_set_a_donor_aside_and_why_is_noted() {
     world.amend("v", writer.token, Amend { exclude, ..Amend::default() }).expect("amended");
     assert!(world.notes[0].text.contains("silent for 800 ms"), "{:?}", world.notes);
     assert_eq!(noted(&mut world), ["donor-set-aside d2 v eve@lab pid 7"]);
+}
+
+#[test]
+fn what_may_be_older_than_what_was_written_last_is_noted_once_and_stays_in_the_log() {
+    let mut world = World::with_donors(&[4, 4]);
+    world.create("v", Size::Bytes(E), Some("mirror:2")).expect("created");
+    let writer = world.attach("v", false).expect("attached");
+    noted(&mut world);
+    for unflushed_bytes in [0, 1 << 20, 1 << 20, 3 << 20] {
+        let report = Box::new(VolumeReport { unflushed_bytes, ..VolumeReport::default() });
+        let epoch = world.show("v").map.epoch;
+        let renew = Renew { epoch, place: String::new(), lost: Vec::new(), report, guests: Vec::new() };
+        world.send(Call::Renew { name: "v".into(), token: writer.token, renew });
+    }
+    let texts: Vec<&str> = world.notes.iter().map(|note| note.text.as_str()).collect();
+    assert!(texts.len() == 2 && texts[0].starts_with("up to 1 MiB") && texts[1].starts_with("up to 2 MiB"));
+    assert!(world.notes.iter().all(|note| note.is_bad && note.event == "writes-unflushed"));
+    let log = crate::coordinator_custody::log(&mut world, "v").lines;
+    assert!(log.iter().any(|line| line.contains(r#""event":"unflushed","bytes":2097152"#)), "{log:?}");
 }

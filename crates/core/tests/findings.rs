@@ -347,6 +347,13 @@ fn what_an_attachment_met_is_found() {
     assert_says(&wrong, Code::DonorWrongBlocks, State::Degraded, &words);
     let amiss = found(|status| status.volumes[0].attachments[0].report.compare_mismatches = 1);
     assert_says(&amiss, Code::VolumeDisagrees, State::Degraded, &["1 place,", "no checksum"]);
+    let older = found(|status| status.volumes[0].attachments[0].report.unflushed_bytes = 3 << 20);
+    assert_says(
+        &older,
+        Code::VolumeUnflushed,
+        State::Degraded,
+        &["Up to 3 MiB", "stopped before", "cheetah log"],
+    );
 }
 
 #[test]

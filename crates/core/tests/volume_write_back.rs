@@ -163,6 +163,7 @@ fn what_no_flush_covered_is_lost_with_both_copies_and_all_else_counts_as_it_is_o
     let bad = BadRange { group: 0, slot: 0, from: 3 * BLOCK, to: 5 * BLOCK };
     assert_eq!(donors.bad().first(), Some(&bad));
     assert!(donors.bad().iter().all(|other| *other == bad), "{:?}", donors.bad());
+    assert_eq!(world.volume.report().unflushed_bytes, 0, "it knows which");
     let (there, lost) =
         (world.submit(Op::Read, 0, BLOCK), world.submit(Op::Read, 3 * u64::from(BLOCK), BLOCK));
     let map = VolumeMap { epoch: world.volume.map().epoch + 1, bad: vec![bad], ..world.volume.map().clone() };
@@ -194,6 +195,9 @@ fn a_new_writer_takes_what_is_on_disk_where_nobody_has_anything_newer() {
         let writes = donors.count(PartOp::Write);
         assert!(writes > 0, "copies are made alike, and parity to fit: {:?}", donors.asked);
         assert_eq!(donors.bad(), [], "nobody was served what may be lost");
+        // The whole region of each data slot.
+        let unflushed = u64::from(REGION) * u64::from(redundancy.data);
+        assert_eq!(world.volume.report().unflushed_bytes, unflushed, "and it says how much that may be");
     }
 }
 

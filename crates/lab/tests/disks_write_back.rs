@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use cheetah_lab::disks::Disks;
 use cheetah_lab::verified::Verified;
-use cheetah_lab::{tools, writer};
+use cheetah_lab::{tools, wait, writer};
+use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 const WRITERS: usize = 4;
+/// For what a renewal tells, on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
 
 /// Disks, and a volume `v` with write-back over them.
 fn write_back(count: u32, redundancy: &str) -> Disks {
@@ -65,6 +68,13 @@ fn keeps_what_was_flushed(redundancy: &str, donors: u32) {
     assert_eq!(disks.pool.lost_ranges("v"), []);
     let verified = Verified::run(&disks.pool, "v");
     assert_eq!(verified.code, 0, "{verified:?}");
+    let is_said = |finding: &Value| {
+        let what = finding["what"].as_str().unwrap_or_default();
+        finding["code"] == "volume-unflushed" && what.contains("may be older than what was written last")
+    };
+    let found = || disks.pool.status()["findings"].as_array().is_some_and(|found| found.iter().any(is_said));
+    wait::until("it is said that writes may be lost", LONG, found);
+    tools::names(&disks.pool.ok(["log", "v"]), &["may be older than what was written last"]);
 }
 
 #[test]

@@ -104,6 +104,7 @@ fn timeline(known: &Known) -> String {
         let is_bad = matches!(
             entry.event,
             Event::DataLost { .. }
+                | Event::Unflushed { .. }
                 | Event::DonorLost { .. }
                 | Event::DonorSetAside { .. }
                 | Event::WrongBlocks { .. }

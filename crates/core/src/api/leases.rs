@@ -124,6 +124,11 @@ pub struct VolumeReport {
     /// Places where fragments did not fit together and no checksum said which is wrong.
     #[serde(default)]
     pub compare_mismatches: u64,
+    /// Bytes of a volume with write-back, at most, that its donors had in memory alone when they stopped, and
+    /// that no other holder makes up. What their disks have of them counts, which may be older than what was
+    /// written last. No flush had covered it.
+    #[serde(default)]
+    pub unflushed_bytes: u64,
     /// Blocks whose checksum was wrong, by the donor that sent them.
     pub corrupt_blocks: Vec<(DonorId, u64)>,
     /// Of those, blocks that the donor itself found wrong in its memory; the others may have been hit on

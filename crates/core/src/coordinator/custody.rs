@@ -96,6 +96,7 @@ impl Log {
             | Event::OverlayMade { .. }
             | Event::Written { .. }
             | Event::DataLost { .. }
+            | Event::Unflushed { .. }
             | Event::Exported { .. }
                 if has < CUSTODY_ENTRIES_MAX + CUSTODY_ENTRIES_SPARE =>
             {

@@ -207,6 +207,7 @@ impl Coordinator {
         let report = std::mem::replace(&mut lease.report, *renew.report);
         self.note_wrong_blocks(token, &report);
         self.blame(now, token, &report);
+        self.note_unflushed(token, &report);
         lost.into_iter().for_each(|donor| self.doubt(donor));
         self.names_epoch(token, renew.epoch);
         let strangers = self.strangers_of(renew.guests);

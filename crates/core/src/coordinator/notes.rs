@@ -6,6 +6,7 @@
 //! once that is stored; the name of an event stays for good. Tests: `tests/coordinator_notes.rs`.
 
 use super::{CallId, Coordinator};
+use crate::api::VolumeReport;
 use crate::custody;
 use crate::layout::lost_ranges;
 use crate::limits::EXTENT_BYTES;
@@ -81,6 +82,27 @@ impl Coordinator {
             let volume = Some(name);
             self.note(Note { event: "data-lost", volume, text, is_bad: true, ..Note::default() });
         }
+    }
+
+    /// Of the lease's volume more counts as it is on disks than it told `before`, perhaps without what was
+    /// written last.
+    pub(super) fn note_unflushed(&mut self, token: LeaseToken, before: &VolumeReport) {
+        let Some(lease) = self.leases.get(&token) else { return };
+        let bytes = lease.report.unflushed_bytes.saturating_sub(before.unflushed_bytes);
+        let Some(volume) = self.volumes.get(&lease.record.volume).filter(|_| bytes > 0) else { return };
+        let (id, name) = (volume.map.volume, volume.map.name.clone());
+        self.put_down(id, custody::Event::Unflushed { bytes });
+        let text = format!(
+            "up to {} of volume {name} may be older than what was written last: its donors stopped before that was flushed",
+            show_bytes(bytes)
+        );
+        self.note(Note {
+            event: "writes-unflushed",
+            volume: Some(name),
+            text,
+            is_bad: true,
+            ..Note::default()
+        });
     }
 
     pub(super) fn note_volume(&mut self, event: &'static str, id: VolumeId) {

@@ -95,6 +95,23 @@ pub(super) fn wrong_blocks(
     })
 }
 
+pub(super) fn unflushed(volume: &VolumeStatus, report: &VolumeReport) -> Option<Finding> {
+    let name = &volume.name;
+    (report.unflushed_bytes > 0).then(|| Finding {
+        code: Code::VolumeUnflushed,
+        subject: format!("volume {name}"),
+        state: State::Degraded,
+        what: format!(
+            "Up to {} of volume {name} may be older than what was written last: its donors stopped before that was flushed. \
+             All that a flush had covered is there.",
+            show_bytes(report.unflushed_bytes)
+        ),
+        advice: "Check its file system, as after any loss of power, and what was being written then. This is said for as \
+                 long as it is attached; `cheetah log` keeps it."
+            .to_owned(),
+    })
+}
+
 pub(super) fn disagrees(volume: &VolumeStatus, report: &VolumeReport) -> Option<Finding> {
     let name = &volume.name;
     (report.compare_mismatches > 0).then(|| Finding {

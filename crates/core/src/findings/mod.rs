@@ -84,6 +84,8 @@ pub enum Code {
     VolumeUnheard,
     /// A scrub found fragments that contradict each other, and no checksum that tells which is wrong.
     VolumeDisagrees,
+    /// Writes that no flush had covered may be lost with the memory of donors that stopped.
+    VolumeUnflushed,
     /// A load of a volume has not begun, or did not come to its end.
     VolumeIncomplete,
     /// It was opened from a source that nobody reads now.
@@ -96,7 +98,7 @@ pub enum Code {
 
 impl Code {
     /// Every code once; `docs/CODES.md` has a row for each.
-    pub const ALL: [Code; 19] = [
+    pub const ALL: [Code; 20] = [
         Code::PoolEmpty,
         Code::DonorOfOtherPool,
         Code::DonorGone,
@@ -112,6 +114,7 @@ impl Code {
         Code::VolumeCrowded,
         Code::VolumeUnheard,
         Code::VolumeDisagrees,
+        Code::VolumeUnflushed,
         Code::VolumeIncomplete,
         Code::VolumeUnfilled,
         Code::VolumeDiffers,
@@ -137,6 +140,7 @@ impl Code {
             Code::VolumeCrowded => "volume-crowded",
             Code::VolumeUnheard => "volume-unheard",
             Code::VolumeDisagrees => "volume-disagrees",
+            Code::VolumeUnflushed => "volume-unflushed",
             Code::VolumeIncomplete => "volume-incomplete",
             Code::VolumeUnfilled => "volume-unfilled",
             Code::VolumeDiffers => "volume-differs",

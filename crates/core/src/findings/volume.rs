@@ -1,7 +1,7 @@
 //! What is not well with a volume: what is missing and how it comes back, what it holds, and what those tell
 //! who have it attached (`attachment`).
 
-use super::attachment::{disagrees, is_silent, silent, unreachable, wrong_blocks};
+use super::attachment::{disagrees, is_silent, silent, unflushed, unreachable, wrong_blocks};
 use super::{Code, Finding, State, sentence, sort};
 use crate::api::{VolumeHealth, VolumeReport, VolumeStatus, WaitsFor};
 use crate::content::{Check, ContentState, Load};
@@ -21,6 +21,7 @@ pub fn of_volume(volume: &VolumeStatus, name_of: &dyn Fn(DonorId) -> String) -> 
         found.extend(unreachable(volume, attachment, name_of));
         found.extend(wrong_blocks(volume, &attachment.report, name_of));
         found.extend(disagrees(volume, &attachment.report));
+        found.extend(unflushed(volume, &attachment.report));
     }
     sort(&mut found);
     found

@@ -23,6 +23,8 @@ pub(super) struct Unflushed {
     written: BTreeMap<(u32, u32), Box<[u64; WORDS]>>,
     /// Those that the flush covers which is under way.
     covered: BTreeMap<(u32, u32), Box<[u64; WORDS]>>,
+    /// One came to its end: nothing that a former writer wrote is in memory alone any more.
+    has_flushed: bool,
 }
 
 impl Unflushed {
@@ -42,7 +44,10 @@ impl Unflushed {
     /// It came to its end, or did not.
     pub(super) fn flushed(&mut self, is_good: bool) {
         match is_good {
-            true => self.covered.clear(),
+            true => {
+                self.covered.clear();
+                self.has_flushed = true;
+            }
             false => self.put_back(),
         }
     }
@@ -145,6 +150,9 @@ pub(super) fn adopted(base: &mut Base, job: &Job, slots: Slots) {
     }
     let data = base.shape.geometry.data;
     let columns: Vec<u32> = if data == 1 { vec![0] } else { slots_of(slots).filter(|s| *s < data).collect() };
+    if !base.unflushed.has_flushed {
+        base.tally.unflushed += u64::from(hi.min(base.shape.used(group)) - lo) * columns.len() as u64;
+    }
     for slot in columns {
         let mut at = lo;
         while let Some((from, to)) = base.unflushed.first(group, slot, at, hi) {

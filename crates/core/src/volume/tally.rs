@@ -26,6 +26,8 @@ pub(super) struct Tally {
     /// Passes that compared all fragments, and places where they did not fit together.
     pub(super) compares: u64,
     pub(super) mismatches: u64,
+    /// Bytes that count as they are on disks, though a former writer may have written others since.
+    pub(super) unflushed: u64,
 }
 
 impl Tally {
@@ -73,6 +75,7 @@ impl Tally {
             scrub_passes: scrubbed.passes,
             compare_passes: self.compares,
             compare_mismatches: self.mismatches,
+            unflushed_bytes: self.unflushed,
             corrupt_blocks: by_donor(&self.corrupt),
             wrong_in_memory: by_donor(&self.in_memory),
             healed_blocks: self.healed,
