@@ -21,7 +21,7 @@ without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else ec
 
 .PHONY: help setup build install dist demo test format lint unit instructions sim e2e fuzz bench bench-local bench-front bench-lan \
   bench-ahead bench-remote bench-thesis bench-scale bench-seeds \
-  bench-codes bench-disks bench-postmark bench-repair bench-owner mutants faults unclean sim-bugs walk clean
+  bench-codes bench-disks bench-postmark bench-repair bench-owner mutants faults unclean power-cuts sim-bugs walk clean
 
 help: ## say what there is (the default)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -150,6 +150,10 @@ faults: build ## the fault table: donors fail under a checked load (root; REPEAT
 unclean: build ## fifty times a donor and the daemon end together under eight writers; who seals and saves is killed (20 min)
 	@echo "== unclean stops"
 	@$(cargo) test --locked -p cheetah-lab --test unclean --test killed_sealing -- --ignored --nocapture
+
+power-cuts: build ## disks lose power under writers and an ext4, and what their caches had (root; CUTS=200, twenty minutes)
+	@echo "== power cuts"
+	@$(cargo) test --locked -p cheetah-lab --test power_cuts -- --ignored --nocapture --test-threads=1
 
 walk: setup ## every order in which writers and a donor of a small world can end (PATHS=10000000; half an hour and more)
 	@echo "== walking"

@@ -20,25 +20,24 @@ const WRITERS: usize = 4;
 const LONG: Duration = Duration::from_secs(60);
 
 /// Everything is killed under writers, again and again.
-fn survives_power_cuts(redundancy: &str, donors: u32, cuts: u64) {
-    let mut disks = Disks::new(donors, "400M");
-    disks.pool.ok(["create", "v", "96M", "--on", "disk", "--redundancy", redundancy]);
-    let path = disks.pool.attach_fuse("v", &[]).path;
-    let mut writers = writer::sharing(&path, disks.pool.scratch().path(), WRITERS, 96 * MIB);
-    disks.cut_power(("v", &path), &mut writers, cuts, |cut| 700 + cut % 5 * 300);
-    let verified = Verified::run(&disks.pool, "v");
-    assert_eq!(verified.code, 0, "{verified:?}");
+fn survives_power_cuts(disks: Disks, redundancy: &str, cuts: u64) {
+    disks.survive(&["--redundancy", redundancy], None, cuts);
 }
 
 #[test]
 fn parity_on_disks_survives_power_cuts() {
-    survives_power_cuts("parity:2+1", 3, 6);
+    survives_power_cuts(Disks::new(3, "400M"), "parity:2+1", 6);
 }
 
 #[test]
 fn mirrored_and_linear_disks_survive_power_cuts() {
-    survives_power_cuts("mirror:2", 2, 3);
-    survives_power_cuts("linear", 2, 3);
+    survives_power_cuts(Disks::new(2, "400M"), "mirror:2", 3);
+    survives_power_cuts(Disks::new(2, "400M"), "linear", 3);
+}
+
+#[test]
+fn disks_that_forget_what_was_not_flushed_survive_power_cuts() {
+    survives_power_cuts(Disks::with_write_caches(3, 400 * MIB), "parity:2+1", 3);
 }
 
 #[test]

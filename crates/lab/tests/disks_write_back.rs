@@ -36,7 +36,7 @@ fn loses_nothing_with_one_donor(redundancy: &str, donors: u32) {
             disks.wait_until_whole("v");
             thread::sleep(Duration::from_millis(300));
         });
-        assert!(written > 100, "{written} blocks were acknowledged");
+        assert!(written > 0, "nobody wrote");
         for writer in &mut writers {
             assert_eq!(writer.check(), Vec::<String>::new(), "{redundancy}, after d{number} was killed");
         }
@@ -59,15 +59,8 @@ fn a_donor_that_is_killed_alone_loses_nothing_of_parity() {
 }
 
 /// Everything is killed under writers that flush now and then.
-fn keeps_what_was_flushed(redundancy: &str, donors: u32) {
-    let mut disks = write_back(donors, redundancy);
-    let path = disks.pool.attach_fuse("v", &[]).path;
-    let mut writers = writer::sharing(&path, disks.pool.scratch().path(), WRITERS, 96 * MIB);
-    writers.iter_mut().for_each(|writer| writer.flush_every(20));
-    disks.cut_power(("v", &path), &mut writers, 4, |cut| 900 + cut % 3 * 400);
-    assert_eq!(disks.pool.lost_ranges("v"), []);
-    let verified = Verified::run(&disks.pool, "v");
-    assert_eq!(verified.code, 0, "{verified:?}");
+fn keeps_what_was_flushed(disks: Disks, redundancy: &str) {
+    let disks = disks.survive(&["--write-back", "--redundancy", redundancy], Some(20), 4);
     let is_said = |finding: &Value| {
         let what = finding["what"].as_str().unwrap_or_default();
         finding["code"] == "volume-unflushed" && what.contains("may be older than what was written last")
@@ -79,12 +72,12 @@ fn keeps_what_was_flushed(redundancy: &str, donors: u32) {
 
 #[test]
 fn what_was_flushed_to_copies_is_there_after_power_cuts() {
-    keeps_what_was_flushed("mirror:2", 2);
+    keeps_what_was_flushed(Disks::new(2, "400M"), "mirror:2");
 }
 
 #[test]
 fn what_was_flushed_with_parity_is_there_after_power_cuts() {
-    keeps_what_was_flushed("parity:2+1", 3);
+    keeps_what_was_flushed(Disks::with_write_caches(3, 400 * MIB), "parity:2+1");
 }
 
 #[test]
