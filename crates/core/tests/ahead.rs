@@ -151,6 +151,18 @@ fn strides_are_found_both_ways_and_only_their_items_fetched() {
 }
 
 #[test]
+fn a_strided_reader_that_passes_what_was_asked_for_is_asked_nothing_behind_it() {
+    let mut reader = Reader::new(Rule::Streams);
+    (0..20).for_each(|number| _ = reader.read(number * STRIDE, BLOCK));
+    let asked = reader.wants.last().expect("strides are found").offset;
+    let past = asked + 2 * STRIDE;
+    let from = reader.wants.len();
+    (0..3).for_each(|number| _ = reader.read(past + number * STRIDE, BLOCK));
+    let behind: Vec<&Want> = reader.wants[from..].iter().filter(|want| want.offset <= past).collect();
+    assert!(reader.wants.len() > from && behind.is_empty(), "{behind:?}");
+}
+
+#[test]
 fn many_streams_at_once_do_not_disturb_each_other() {
     let mut reader = Reader::new(Rule::Streams);
     let mut noise = 7_u64;
