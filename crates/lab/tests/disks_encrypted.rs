@@ -62,7 +62,7 @@ fn survives_power_cuts(count: u32, more: &[&str], cuts: u64) {
     if more.contains(&"--write-back") {
         writers.iter_mut().for_each(|writer| writer.flush_every(20));
     }
-    disks.cut_power(("v", &path), &mut writers, cuts, |cut| 700 + cut % 3 * 300);
+    disks.cut_power(("v", &path), &mut writers, cuts, |cut| 1500 + cut % 3 * 400);
     assert!(read(&path, SHARED_BYTES + 100, text.len()) == text, "{more:?}");
     assert_eq!(disks.pool.lost_ranges("v"), []);
     let verified = Verified::run(&disks.pool, "v");

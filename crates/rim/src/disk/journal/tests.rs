@@ -283,7 +283,7 @@ fn what_was_acknowledged_is_there_whenever_power_goes() {
 #[test]
 fn what_was_wiped_is_gone_and_does_not_come_back() {
     let place = Place::of(2);
-    for cut in 2..40 {
+    for cut in 2..40_u32 {
         let blocks = Arc::new(Lossy::default());
         let format = Journal::format(on(&blocks), DonorId(1), DonorSecret(2), place);
         let mut journal = format.expect("there is power");
