@@ -76,6 +76,7 @@ async fn lend(options: cli_serving::Donate, at: DiskAt, disk: Arc<Disk>) -> Resu
         extents,
         foreign_export: None,
         medium,
+        keeps_auths: disk.keeps_auths(),
     };
     let (control, handle) =
         DonorControl::returned(disk.donor(), options, pool.clone(), hooks(&disk)).map_err(Failure::failed)?;

@@ -272,7 +272,18 @@ fn control(
 ) -> Result<(DonorControl, DonorHandle), Failure> {
     let Who { name, or_numbered, host, machine } = who;
     let medium = Medium::Memory;
-    let options = DonorOptions { name, or_numbered, host, machine, listen, extents, foreign_export, medium };
+    let keeps_auths = false;
+    let options = DonorOptions {
+        name,
+        or_numbered,
+        host,
+        machine,
+        listen,
+        extents,
+        foreign_export,
+        medium,
+        keeps_auths,
+    };
     DonorControl::new(options, pool, hooks)
         .map_err(|e| Failure::failed(format!("cannot start the donor: {e}")))
 }

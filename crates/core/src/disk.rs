@@ -12,13 +12,19 @@
 //! was never acknowledged; then it fits no entry, and whoever reads it finds it wrong (`replay`). From time
 //! to time the checksums that changed go to their table, and the log begins anew (`State`).
 //!
+//! The nonces and authentication tags of encrypted volumes (`auths`) go the same way as checksums, which cover
+//! them: to the log with a write, and to a table of their own from time to time.
+//!
 //! Files: `place` (what lies where), `log` (its pages), `state` (what a donor knows of itself), `table` (what
-//! is known of blocks), `replay` (which checksum a block has), `journal` (the order), `resident` (which
+//! is known of blocks), `replay` (which checksum a block has), `journal` (the order), `pages` (what it asks of
+//! a disk), `resident` (which
 //! blocks are in memory), `cache` (which of them stay), `write_back` (what memory has that the disk has not).
 
+mod auths;
 mod cache;
 mod journal;
 mod log;
+mod pages;
 mod place;
 mod replay;
 mod resident;
@@ -26,9 +32,11 @@ mod state;
 mod table;
 mod write_back;
 
+pub use auths::{Auth, Auths, NO_AUTH, auth_sum};
 pub use cache::Cache;
-pub use journal::{Journal, JournalError, OpenError, Pages, Write};
-pub use log::{Entry, LOG_ENTRIES_MAX, LogPage, Noted, Page, open_page, seal_page};
+pub use journal::{Journal, JournalError, OpenError};
+pub use log::{Entry, LOG_SLOTS_MAX, LogPage, Noted, Page, open_page, pages_of, seal_page};
+pub use pages::{Pages, Write};
 pub use place::{DISK_BYTES_MIN, Head, NotADisk, PAGE_BYTES, Place};
 pub use replay::{Change, Replay, Told};
 pub use resident::{Hold, Resident};

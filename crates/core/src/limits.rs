@@ -9,6 +9,8 @@ pub const EXTENT_BYTES: u64 = 64 << 20;
 pub const EXTENT_BLOCKS: u64 = EXTENT_BYTES / BLOCK_BYTES;
 /// What a donor remembers a write by: the region that a new writer resyncs after the last one died.
 pub const DIRTY_REGION_BYTES: u64 = 64 << 10;
+/// Nonce and authentication tag of a block of an encrypted volume.
+pub const AUTH_BYTES: usize = 28;
 /// Of this much of a disk its donor puts down that memory may have what the disk has not, before it answers
 /// the first write there of a volume with write-back. After a stop as much counts as older.
 pub const INTENT_REGION_BYTES: u64 = 1 << 20;

@@ -1,9 +1,9 @@
 //! Keys of encrypted volumes: what the pool keeps of them, whom it gives them to, and what such a volume
 //! cannot be.
 
-use crate::pool::{E, World, assert_refused, attaching, creating, volume};
+use crate::pool::{E, World, assert_refused, attaching, creating, held_by, joining, volume};
 use cheetah_core::api::{
-    Answer, Attached, Call, Create, Enrol, GrantKey, NewToken, Recertify, Refusal, RefusalCode, Size,
+    Answer, Attached, Call, Create, Enrol, GrantKey, Join, NewToken, Recertify, Refusal, RefusalCode, Size,
     WrappedKey,
 };
 use cheetah_core::coordinator::AuthorityRecord;
@@ -135,8 +135,6 @@ fn a_members_public_key_is_the_one_that_was_certified_last() {
 #[test]
 fn what_an_encrypted_volume_cannot_be_yet_is_refused() {
     let mut world = World::with_donors(&[4]);
-    let on_disk = Create { on: Medium::Disk, ..encrypted(None) };
-    assert_refused(world.ask(Call::Create(on_disk)), RefusalCode::Invalid, &["on disk cannot be encrypted"]);
     let made = volume(world.ask(Call::Create(encrypted(None))).expect("made"));
     assert_eq!(made.map.donors().collect::<Vec<_>>(), [DonorId(1)]);
     let over = Create { overlay_of: Some("v".into()), ..Create::new("over", Size::Bytes(1)) };
@@ -145,4 +143,47 @@ fn what_an_encrypted_volume_cannot_be_yet_is_refused() {
     let seals = cheetah_core::api::Attach { proofs: true, ..attach };
     let sealed = world.ask(Call::Attach { name, attach: seals });
     assert_refused(sealed, RefusalCode::Conflict, &["encrypted and cannot be sealed yet"]);
+}
+
+#[test]
+fn on_disk_it_lies_where_a_disk_has_a_place_for_its_tags() {
+    let mut world = World::new();
+    let disk = |id: u64, keeps_auths: bool| Join { medium: Medium::Disk, keeps_auths, ..joining(id, 4) };
+    for id in [1, 2] {
+        world.join_as(disk(id, false)).expect("one of an earlier version");
+    }
+    let mirrored = |name: &str| Create {
+        on: Medium::Disk,
+        encrypted: Some(Box::new(key(None))),
+        ..creating(name, Size::Bytes(E), Some("mirror:2"))
+    };
+    let says = ["The disks of 2 donors", "earlier version", "`cheetah leave d1`"];
+    assert_refused(world.ask(Call::Create(mirrored("v"))), RefusalCode::PoolFull, &says);
+    let by_default = Create { redundancy: None, ..mirrored("v") };
+    assert_refused(world.ask(Call::Create(by_default)), RefusalCode::PoolFull, &says);
+    let plain = Create { encrypted: None, ..mirrored("plain") };
+    world.ask(Call::Create(plain)).expect("it needs none");
+    for id in [3, 4] {
+        world.join_as(disk(id, true)).expect("joined");
+    }
+    let made = volume(world.ask(Call::Create(mirrored("v"))).expect("made"));
+    assert_eq!(made.map.donors().collect::<Vec<_>>(), [DonorId(3), DonorId(4)]);
+    // Also what one held that has gone is not rebuilt on them, and not after a restart.
+    world.restart();
+    for id in [1, 2] {
+        world.join_as(disk(id, false)).expect("again");
+    }
+    for id in [3, 4] {
+        world.join_as(disk(id, true)).expect("again");
+    }
+    world.ask(Call::Leave { donor: "d4".into(), force: true }).expect("it goes");
+    world.settle();
+    let map = world.peek("v").map.clone();
+    assert_eq!(held_by(&map, 1) + held_by(&map, 2), 0);
+    assert!(map.groups.iter().flat_map(|group| &group.slots).all(|slot| slot.filling.is_none()), "{map:?}");
+    world.join_as(disk(5, true)).expect("joined");
+    world.settle();
+    let filling =
+        world.peek("v").map.groups.iter().flat_map(|group| group.slots.clone()).find_map(|slot| slot.filling);
+    assert_eq!(filling.map(|place| place.donor), Some(DonorId(5)));
 }

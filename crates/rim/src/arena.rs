@@ -97,6 +97,10 @@ impl Arena {
     /// # Errors
     /// The kernel refuses a memfd or the address space for it.
     pub fn new(extents: u32) -> io::Result<Arena> {
+        Arena::with(extents, Auths::new(extents * LAYERS_MAX))
+    }
+
+    fn with(extents: u32, auths: Auths) -> io::Result<Arena> {
         let bytes = u64::from(extents) * EXTENT_BYTES;
         let memory = rustix::fs::memfd_create("cheetah-arena", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&memory, bytes * u64::from(LAYERS_MAX))?;
@@ -106,7 +110,6 @@ impl Arena {
         let layers = Layers::new(extents);
         let (dirty, moved, wiping) = (DirtyMap::new(extents), AtomicU64::new(0), Mutex::new(()));
         let (contexts, ledgers) = (Contexts::new(extents * LAYERS_MAX), Ledgers::new(extents));
-        let auths = Auths::new(extents * LAYERS_MAX);
         let writing = Writing::default();
         let undo = Undo::new()?;
         Ok(Arena {

@@ -119,7 +119,7 @@ impl Disk {
 
     fn start(journal: Journal, cache_bytes: u64) -> io::Result<Disk> {
         let (place, blocks) = (journal.place(), Arc::clone(&journal.disk().0));
-        let arena = Arc::new(Arena::new(place.extents)?);
+        let arena = Arc::new(Arena::over(place.extents, Arc::clone(journal.auths()))?);
         journal.each_known(|block, noted| arena.set_noted(block, noted));
         for region in journal.dirty_at_start() {
             arena.dirty().mark(region.start, region.end - region.start);
@@ -152,6 +152,12 @@ impl Disk {
     #[must_use]
     pub fn extents(&self) -> u32 {
         self.shared.place.extents
+    }
+
+    /// Whether it has a place for what belongs to each block of an encrypted volume.
+    #[must_use]
+    pub fn keeps_auths(&self) -> bool {
+        self.shared.place.keeps_auths
     }
 
     /// Who its donor is, what proves that, and what it holds.
@@ -190,6 +196,7 @@ impl Disk {
         let mut resident = self.shared.resident();
         for extent in extents {
             resident.forget(blocks_of(*extent));
+            self.shared.arena.auths_fall_back(blocks_of(*extent));
         }
         self.shared.arena.wipe(extents);
         Ok(())
@@ -254,7 +261,7 @@ impl Disk {
             }
         }
         self.shared.resident().all_went(&zeros);
-        let write = Write { first: blocks.start, notes, data: pages };
+        let write = Write { first: blocks.start, notes, auths: arena.auths_of(blocks), data: pages };
         if let Err(mpsc::SendError(Job::Commit { write, teller })) =
             self.jobs.send(Job::Commit { write, teller })
         {

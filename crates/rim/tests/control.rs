@@ -60,6 +60,7 @@ fn join(id: u64, name: &str) -> Join {
         extents: 4,
         foreign_export: None,
         medium: Medium::Memory,
+        keeps_auths: false,
         lineage: None,
     }
 }

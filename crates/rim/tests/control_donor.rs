@@ -43,6 +43,7 @@ fn donate(url: &str, name: &str) -> Donor {
         extents: 4,
         foreign_export: None,
         medium: Medium::Memory,
+        keeps_auths: false,
     };
     let (control, handle) =
         DonorControl::new(options, Client::new(url).expect("a URL"), hooks).expect("random");

@@ -82,6 +82,7 @@ fn join() -> Call {
         extents: 4,
         foreign_export: None,
         medium: cheetah_core::map::Medium::Memory,
+        keeps_auths: false,
         lineage: None,
     })
 }

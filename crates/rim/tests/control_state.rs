@@ -49,6 +49,7 @@ async fn unclean(directory: &Path) -> (Vec<u8>, PoolStatus) {
             extents: 4,
             foreign_export: None,
             medium: cheetah_core::map::Medium::Memory,
+            keeps_auths: false,
             lineage: None,
         };
         client.call(Call::Join(join)).await.expect("joins");

@@ -76,6 +76,7 @@ impl World {
             extents: EXTENTS,
             foreign_export: None,
             medium: Medium::Memory,
+            keeps_auths: false,
         };
         let (control, mut handle) = DonorControl::new(options, pool.clone(), hooks).unwrap();
         let donor = DonorServer::start(bound, &arena, &Gate::Pooled(handle.clone()), over).unwrap();

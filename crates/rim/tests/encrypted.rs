@@ -88,6 +88,7 @@ impl World {
                 extents: EXTENTS,
                 foreign_export: None,
                 medium: Medium::Memory,
+                keeps_auths: false,
             };
             let (control, mut handle) = DonorControl::new(options, pool.clone(), hooks).unwrap();
             let gate = Gate::Pooled(handle.clone());

@@ -101,6 +101,7 @@ impl World {
             extents: donor.extents,
             foreign_export: None,
             medium: if donor.disk.is_some() { Medium::Disk } else { Medium::Memory },
+            keeps_auths: donor.disk.is_some(),
             lineage,
         };
         let slot = donor.slot;

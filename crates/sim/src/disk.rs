@@ -117,7 +117,7 @@ impl SimDisk {
     /// Blank.
     pub(crate) fn new(extents: u32) -> SimDisk {
         SimDisk {
-            place: Place { extents },
+            place: Place::of(extents),
             now: Stored::default(),
             durable: Stored::default(),
             ops: Vec::new(),

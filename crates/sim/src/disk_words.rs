@@ -3,11 +3,12 @@
 //!
 //! Never: what is on the disk (`disk`), or when it is written (`on_disk`).
 
-use crate::bytes::{BLOCK, Kept, sum};
+use crate::auths::fits;
+use crate::bytes::{BLOCK, Kept};
 use crate::donor::DonorHost;
 use crate::on_disk::{DiskEv, Waiting, blocks_of};
 use crate::world::{DonorEv, Ev, World};
-use cheetah_core::disk::{Held, Noted};
+use cheetah_core::disk::{Auth, Held, Noted};
 use cheetah_core::donor::{DirtyMap, Ledger};
 use cheetah_core::limits::{DIRTY_REGION_BYTES, EXTENT_BYTES};
 use cheetah_core::map::VolumeId;
@@ -46,22 +47,23 @@ impl World {
         let Some(disk) = &mut self.donors[d].disk else { return };
         let at = usize::try_from(header.offset).expect("inside of the memory");
         let blocks = blocks_of(at, header.length as usize);
-        let before = blocks.clone().map(|block| disk.journal.noted(block)).collect();
+        let now = |block| (disk.journal.noted(block), disk.journal.auth(block));
+        let before = blocks.clone().map(now).collect();
         let wait = disk.wait(conn, *header, None);
         self.after(delay, Ev::Donor(d, DonorEv::Disk(DiskEv::Checked { wait, blocks, before })));
     }
 
-    pub(crate) fn has_checked(&mut self, d: usize, wait: u64, blocks: &Range<u64>, before: &[Noted]) {
+    pub(crate) fn has_checked(&mut self, d: usize, wait: u64, blocks: &Range<u64>, before: &[(Noted, Auth)]) {
         let DonorHost { disk, memory, .. } = &mut self.donors[d];
         let Some(disk) = disk else { return };
         let right = blocks.clone().zip(before).map(|(block, before)| {
-            let after = disk.journal.noted(block);
+            let after = (disk.journal.noted(block), disk.journal.auth(block));
             // The journal is nobody else's while it writes.
-            let sum = sum(&disk.journal.disk().block(block).unwrap_or_default());
+            let found = disk.journal.disk().block(block).unwrap_or_default();
             let at = usize::try_from(block).expect("inside of the memory") * BLOCK;
             let in_memory = !disk.resident.has(block) || memory.verify(at, BLOCK)[0];
             let is_fresh = !disk.write_back.is_stale(block);
-            is_fresh && in_memory && (*before != after || !before.is_data || sum == before.sum)
+            is_fresh && in_memory && (*before != after || fits(before.0, &before.1, Some(&found)))
         });
         let right: Vec<bool> = right.collect();
         let Some(Waiting { conn, header, .. }) = disk.waiting.remove(&wait) else { return };

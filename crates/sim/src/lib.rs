@@ -30,6 +30,7 @@
 //! of few events in place of some of many). Tests: `tests/`.
 #![forbid(unsafe_code)]
 
+mod auths;
 mod bytes;
 mod calls;
 mod client;

@@ -5,7 +5,8 @@
 //! where none is, until it is written again; who has no room is passed over, and nothing else is lost by
 //! that.
 
-use crate::bytes::{BLOCK, sum};
+use crate::auths::fits;
+use crate::bytes::BLOCK;
 use crate::calls::Caller;
 use crate::donor::DonorHost;
 use crate::network::Node;
@@ -25,8 +26,8 @@ impl DonorHost {
         if disk.write_back.is_stale(block) {
             return false;
         }
-        let noted = disk.journal.noted(block);
-        !noted.is_data || disk.journal.disk().block(block).is_some_and(|found| sum(&found) == noted.sum)
+        let found = disk.journal.disk().block(block);
+        fits(disk.journal.noted(block), &disk.journal.auth(block), found.as_ref())
     }
 
     /// Blocks that cannot be read, and are not the zeros that they are taken for.

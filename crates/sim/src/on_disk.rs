@@ -6,7 +6,8 @@
 //! (`disk`). Invariants: an answer to a write leaves when the disk has it; what is in memory of a block
 //! that is not held may go at any time, and nobody reads what has gone.
 
-use crate::bytes::{BLOCK, Memory, sum};
+use crate::auths::{fits, known, noted_in};
+use crate::bytes::{BLOCK, Memory};
 use crate::disk::{Content, SimDisk};
 use crate::disk_words::marked_of;
 use crate::donor::DonorHost;
@@ -15,8 +16,7 @@ use crate::plan::Bug;
 use crate::rng::Rng;
 use crate::wire::{DonorEnd, cut};
 use crate::world::{DonorEv, Ev, World, say};
-use cheetah_core::checksum::ZERO_BLOCK_CRC;
-use cheetah_core::disk::{Held, Hold, Journal, Noted, Resident, Write, WriteBack};
+use cheetah_core::disk::{Auth, Held, Hold, Journal, Noted, Resident, Write, WriteBack};
 use cheetah_core::donor::{Donor, Event, Grant, Ticket};
 use cheetah_core::limits::{EXTENT_BLOCKS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, DonorSecret, Incarnation};
@@ -36,7 +36,7 @@ pub(crate) enum DiskEv {
     /// A reading is; what it found when it began, or what is there now.
     Brought { bring: u64, blocks: Range<u64>, found: Option<Vec<Option<Content>>> },
     /// What was asked for is looked at; what was known of it when that began.
-    Checked { wait: u64, blocks: Range<u64>, before: Vec<Noted> },
+    Checked { wait: u64, blocks: Range<u64>, before: Vec<(Noted, Auth)> },
     /// Nobody has written since that step.
     Quiet(u64),
     /// It may be time to write something back.
@@ -90,11 +90,6 @@ pub(crate) struct OnDisk {
     kept: Held,
     /// The next time that something is put down of itself, its power goes in the middle of it.
     pub(crate) doomed: bool,
-}
-
-/// What the disk knows of a block, as memory has it.
-pub(crate) fn known(noted: Noted) -> Option<u32> {
-    noted.is_data.then_some(noted.sum)
 }
 
 pub(crate) fn blocks_of(at: usize, count: usize) -> Range<u64> {
@@ -162,8 +157,8 @@ impl OnDisk {
         let mut torn = Vec::new();
         let disk = self.journal.disk();
         self.journal.each_known(|block, noted| {
-            let found = disk.block(block).filter(|_| noted.is_data);
-            if found.is_some_and(|found| sum(&found) != noted.sum) {
+            let found = disk.block(block);
+            if found.is_some() && !fits(noted, &self.journal.auth(block), found.as_ref()) {
                 torn.push(block);
             }
         });
@@ -216,7 +211,8 @@ impl DonorHost {
         let held = on_disk.journal.held().clone();
         self.machine = Donor::returned(self.id, self.extents, held, incarnation);
         on_disk.journal.limit_log(log_max);
-        on_disk.journal.each_known(|block, noted| self.memory.note(block, known(noted)));
+        let OnDisk { journal, .. } = &on_disk;
+        journal.each_known(|block, _| self.memory.note(block, known(journal, block)));
         for region in on_disk.journal.dirty_at_start() {
             self.dirty.mark(region.start, region.end - region.start);
             self.unnumbered.mark(region.start, region.end - region.start);
@@ -263,7 +259,7 @@ impl DonorHost {
         let Some(disk) = &mut self.disk else { return };
         if disk.resident.let_go(blocks.clone()) {
             for block in disk.resident.take_doomed(blocks) {
-                self.memory.note(block, known(disk.journal.noted(block)));
+                self.memory.note(block, known(&disk.journal, block));
             }
         }
     }
@@ -294,19 +290,18 @@ impl DonorHost {
         conn: u64,
         header: RequestHeader,
         ticket: Option<Ticket>,
-        drops: bool,
+        bug: Option<Bug>,
     ) {
         let Some(disk) = &mut self.disk else { return };
         let (at, count) = (header.offset, u64::from(header.length));
         let at = usize::try_from(at).expect("inside of the memory");
         let blocks = blocks_of(at, usize::try_from(count).expect("a part"));
-        let (mut notes, mut data, mut zeros) = (Vec::new(), Vec::new(), Vec::new());
-        for block in blocks.clone() {
+        let (notes, auths): (Vec<_>, Vec<_>) =
+            blocks.clone().map(|block| noted_in(&self.memory, block)).unzip();
+        let (mut data, mut zeros) = (Vec::new(), Vec::new());
+        for (block, noted) in blocks.clone().zip(&notes) {
             let at = usize::try_from(block).expect("inside of the memory") * BLOCK;
-            let is_data = self.memory.has(block);
-            let sum = if is_data { self.memory.sums(at, BLOCK)[0] } else { ZERO_BLOCK_CRC };
-            notes.push(Noted { sum, is_data, is_known: true });
-            if is_data {
+            if noted.is_data {
                 data.extend(self.memory.get(at, BLOCK));
             } else {
                 zeros.push(block);
@@ -314,8 +309,13 @@ impl DonorHost {
         }
         disk.resident.all_went(&zeros);
         let wait = disk.wait(conn, header, ticket);
-        disk.jobs.push_back(Job::Commit { write: Write { first: blocks.start, notes, data }, wait });
-        if drops {
+        let auths = match bug {
+            Some(Bug::AuthOfAnother) => blocks.clone().map(|block| disk.journal.auth(block)).collect(),
+            _ => auths,
+        };
+        let write = Write { first: blocks.start, notes, auths, data };
+        disk.jobs.push_back(Job::Commit { write, wait });
+        if bug == Some(Bug::DirtyEvicted) {
             // A planted bug: nobody holds it on its way to the disk.
             self.let_go(blocks.clone());
             if let Some(disk) = &mut self.disk {
@@ -381,8 +381,7 @@ impl World {
         header: &RequestHeader,
         ticket: Option<Ticket>,
     ) {
-        let drops = self.bug == Some(Bug::DirtyEvicted);
-        self.donors[d].commit_on_disk(conn, *header, ticket, drops);
+        self.donors[d].commit_on_disk(conn, *header, ticket, self.bug);
         self.disk_goes_on(d);
     }
 

@@ -71,6 +71,8 @@ pub enum Bug {
     LogUnflushed,
     /// A block goes out of memory on its way to the disk.
     DirtyEvicted,
+    /// What is put down of a block has the nonce and tag of what it was before.
+    AuthOfAnother,
     /// A write of a volume with write-back is taken for answered when one of its holders has it.
     OneCopy,
     /// A donor that comes back takes what its disk has for what was acknowledged.
@@ -90,7 +92,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    pub const ALL: [Bug; 37] = [
+    pub const ALL: [Bug; 38] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -120,6 +122,7 @@ impl Bug {
         Bug::FlushIgnored,
         Bug::LogUnflushed,
         Bug::DirtyEvicted,
+        Bug::AuthOfAnother,
         Bug::OneCopy,
         Bug::StaleRegionBelieved,
         Bug::FlushAhead,
@@ -162,6 +165,7 @@ impl Bug {
             Bug::FlushIgnored => "flush-ignored",
             Bug::LogUnflushed => "log-unflushed",
             Bug::DirtyEvicted => "dirty-evicted",
+            Bug::AuthOfAnother => "auth-of-another",
             Bug::OneCopy => "one-copy",
             Bug::StaleRegionBelieved => "stale-region-believed",
             Bug::FlushAhead => "flush-ahead",
@@ -185,9 +189,8 @@ impl Bug {
             Bug::LoadToldAhead | Bug::LoadForgotten | Bug::ResumeSkips => Some(Fault::EndLoad),
             Bug::AbsentAsZero | Bug::DroppedAsZero => Some(Fault::Opened),
             Bug::DroppedWhileWritten | Bug::LateFill => Some(Fault::Opened),
-            Bug::DiskBelieved | Bug::FlushIgnored | Bug::LogUnflushed | Bug::DirtyEvicted => {
-                Some(Fault::Power)
-            }
+            Bug::DiskBelieved | Bug::FlushIgnored | Bug::LogUnflushed => Some(Fault::Power),
+            Bug::DirtyEvicted | Bug::AuthOfAnother => Some(Fault::Power),
             Bug::OneCopy | Bug::StaleRegionBelieved | Bug::FlushAhead | Bug::DirtyDropped => {
                 Some(Fault::Power)
             }

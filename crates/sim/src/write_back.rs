@@ -3,14 +3,14 @@
 //! Owns: how a write of a volume with write-back lands, and what is carried out of what core's `WriteBack`
 //! says. Never: when, or which blocks are stale. Invariant: a write lands as a whole or not at all.
 
+use crate::auths::{content_sum, known, noted_in};
 use crate::bytes::{BLOCK, sectors, sum};
 use crate::donor::DonorHost;
-use crate::on_disk::{DiskEv, Step, blocks_of, known};
+use crate::on_disk::{DiskEv, Step, blocks_of};
 use crate::plan::Bug;
 use crate::wire::DonorEnd;
 use crate::world::{DonorEv, Ev, World, say};
-use cheetah_core::checksum::ZERO_BLOCK_CRC;
-use cheetah_core::disk::{Held, Landed, Next, Noted, Write, WriteBack};
+use cheetah_core::disk::{Held, Landed, Next, Write, WriteBack};
 use cheetah_core::donor::{Grant, ListedWrite, Ticket};
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BLOCKS, INTENT_REGION_BLOCKS};
 use cheetah_core::map::{DonorId, VolumeId};
@@ -33,7 +33,7 @@ impl DonorHost {
         };
         for region in disk.journal.stale_at_start().iter().filter(owned) {
             for block in region * INTENT_REGION_BLOCKS..(region + 1) * INTENT_REGION_BLOCKS {
-                self.memory.note(block, Some(disk.journal.noted(block).sum));
+                self.memory.note(block, Some(content_sum(&disk.journal, block)));
             }
         }
     }
@@ -64,17 +64,13 @@ impl DonorHost {
         let Some(disk) = &mut self.disk else { return writes };
         disk.write_back.begin(blocks);
         for run in blocks.chunk_by(|one, next| one + 1 == *next) {
-            let (mut notes, mut data) = (Vec::new(), Vec::new());
-            for block in run {
+            let (notes, auths): (Vec<_>, Vec<_>) =
+                run.iter().map(|block| noted_in(&self.memory, *block)).unzip();
+            let data = run.iter().zip(&notes).filter(|(_, noted)| noted.is_data).flat_map(|(block, _)| {
                 let at = usize::try_from(*block).expect("inside of the memory") * BLOCK;
-                let is_data = self.memory.has(*block);
-                let sum = if is_data { self.memory.sums(at, BLOCK)[0] } else { ZERO_BLOCK_CRC };
-                notes.push(Noted { sum, is_data, is_known: true });
-                if is_data {
-                    data.extend(self.memory.get(at, BLOCK));
-                }
-            }
-            writes.push(Write { first: run[0], notes, data });
+                self.memory.get(at, BLOCK)
+            });
+            writes.push(Write { first: run[0], data: data.collect(), notes, auths });
         }
         writes
     }
@@ -150,8 +146,8 @@ impl World {
                 if let Some(disk) = &mut self.donors[d].disk {
                     disk.resident.all_went(&[block]);
                 }
-                let was = self.donors[d].disk.as_ref().map(|disk| disk.journal.noted(block));
-                self.donors[d].memory.note(block, was.and_then(known));
+                let was = self.donors[d].disk.as_ref().and_then(|disk| known(&disk.journal, block));
+                self.donors[d].memory.note(block, was);
             }
         }
         if landed == Landed::Done {
@@ -208,7 +204,7 @@ impl World {
         let Some(disk) = disk else { return };
         let blocks = address / BLOCK_BYTES..(address + len).div_ceil(BLOCK_BYTES);
         let adopted = disk.write_back.adopt(now, blocks);
-        adopted.iter().for_each(|block| memory.note(*block, known(disk.journal.noted(*block))));
+        adopted.iter().for_each(|block| memory.note(*block, known(&disk.journal, *block)));
         if !adopted.is_empty() {
             dirty.mark(address, len);
             unnumbered.mark(address, len);

@@ -168,6 +168,11 @@ fn a_block_that_goes_on_its_way_to_the_disk() {
 }
 
 #[test]
+fn a_block_whose_tag_is_that_of_another_write() {
+    is_found(Bug::AuthOfAnother);
+}
+
+#[test]
 fn a_write_back_that_is_acknowledged_with_one_copy() {
     is_found(Bug::OneCopy);
 }

@@ -41,6 +41,9 @@ pub struct Join {
     /// What it lends.
     #[serde(default, skip_serializing_if = "Medium::is_memory")]
     pub medium: Medium,
+    /// Of a disk: it has a place for the nonce and the authentication tag of each block.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_auths: bool,
     /// Of a disk: what tells it from an older copy of it. Memory has none, for it has no copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Box<Lineage>>,

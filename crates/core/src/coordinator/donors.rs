@@ -205,7 +205,7 @@ impl Coordinator {
         } else {
             let revision = self.next_revision();
             let Join { donor, name, host, machine, address, extents, .. } = join;
-            let Join { foreign_export, medium, lineage, .. } = join;
+            let Join { foreign_export, medium, keeps_auths, lineage, .. } = join;
             let (secret, join) = (Some(join.secret), self.joins);
             let (departed, leaving, member) = (false, false, self.caller_id());
             self.joins += 1;
@@ -223,6 +223,7 @@ impl Coordinator {
                 leaving,
                 member,
                 medium,
+                keeps_auths,
                 incarnation: lineage.map(|lineage| lineage.incarnation),
                 synced: false,
             };
@@ -305,12 +306,12 @@ impl Coordinator {
     fn rejoin(&mut self, join: Join) {
         let Some(donor) = self.donors.get_mut(&join.donor) else { return };
         let before = (donor.route(), donor.machine().to_owned());
-        let Join { name, host, machine, address, foreign_export, lineage, .. } = join;
+        let Join { name, host, machine, address, foreign_export, keeps_auths, lineage, .. } = join;
         let incarnation = lineage.map(|lineage| lineage.incarnation);
         let synced = donor.record.synced && incarnation == donor.record.incarnation;
         let record = donor.record.clone();
-        donor.record =
-            DonorRecord { name, host, machine, address, foreign_export, incarnation, synced, ..record };
+        donor.record = DonorRecord { name, host, machine, address, foreign_export, keeps_auths, ..record };
+        (donor.record.incarnation, donor.record.synced) = (incarnation, synced);
         self.dirty.insert(Key::Donor(join.donor));
         let route = donor.route();
         // As after an upgrade: what its groups have beside them may be on its machine.

@@ -9,7 +9,7 @@ use super::members::no_such_member;
 use super::notes::Note;
 use super::{Coordinator, Key, Outcome, refuse};
 use crate::api::{Answer, Create, GrantKey, Refusal, RefusalCode, WrappedKey};
-use crate::map::{Medium, MemberId, VolumeId};
+use crate::map::{MemberId, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -41,12 +41,6 @@ pub(super) fn check_create(create: &Create) -> Result<(), Refusal> {
     let invalid = |message: &str| Err(refuse(RefusalCode::Invalid, message));
     if !is_whole(key) {
         return invalid("what was sent of the volume's key is none");
-    }
-    if create.on != Medium::Memory {
-        return invalid(
-            "a volume on disk cannot be encrypted yet, for its donors have no room on their disks for the \
-             authentication tag of each block: leave out --encrypt, or --on disk",
-        );
     }
     if create.overlay_of.is_some() {
         return invalid("an overlay cannot be encrypted yet: write to a copy of the volume instead");

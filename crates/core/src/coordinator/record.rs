@@ -93,6 +93,9 @@ pub struct DonorRecord {
     /// What it lends.
     #[serde(default, skip_serializing_if = "Medium::is_memory")]
     pub medium: Medium,
+    /// `Join::keeps_auths`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_auths: bool,
     /// Of a disk: which run of its donor was let in last. Absent in the state of a version that knew none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incarnation: Option<Incarnation>,

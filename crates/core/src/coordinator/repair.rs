@@ -310,7 +310,10 @@ impl Coordinator {
             .count();
         // Another's server would give zeros for what is absent, and keeps nothing but bytes.
         let ours_only = volume.map.backing.is_some() || volume.map.encrypted;
-        let may = |donor: &Donor| !ours_only || donor.record.foreign_export.is_none();
+        let encrypted = volume.map.encrypted;
+        let may = |donor: &Donor| {
+            (!ours_only || donor.record.foreign_export.is_none()) && !(encrypted && donor.lacks_auths())
+        };
         let mut plan = Plan {
             donors: &self.donors,
             homes: self.homes(id, |donor| donor.rest_until <= now && donor.has_wiped(id) && may(donor)),

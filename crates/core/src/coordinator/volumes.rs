@@ -108,7 +108,7 @@ impl Coordinator {
             None => default_choice(wanted, &rooms),
         };
         let Some(Choice { redundancy, groups }) = choice else {
-            return Err(self.unprotected(&name, wanted, &rooms, on));
+            return Err(self.unprotected(&name, wanted, &rooms, wants));
         };
         check_write_back(write_back, on, redundancy)?;
         let unit = unit.unwrap_or(redundancy.default_unit());
@@ -122,7 +122,7 @@ impl Coordinator {
         let placed =
             self.place_groups(id, redundancy, groups, wants, seed).filter(|placed| !placed.is_empty());
         let groups = placed.ok_or_else(|| {
-            let shortage = self.shortage(&name, redundancy, groups.max(1), on);
+            let shortage = self.shortage(&name, redundancy, groups.max(1), wants);
             if is_backed && memory.is_none() { open::or_a_part(shortage) } else { shortage }
         })?;
         let order = self.volumes.values().map(|volume| volume.order + 1).max().unwrap_or(0);
@@ -207,7 +207,7 @@ impl Coordinator {
             Size::All => {
                 if !self.grow_by_all(id, seed) {
                     let map = &self.volumes[&id].map;
-                    return Err(self.shortage(name, map.redundancy, 1, map.medium));
+                    return Err(self.shortage(name, map.redundancy, 1, Wants::of(map)));
                 }
             }
             Size::Bytes(bytes) => self.grow_to(id, seed, bytes)?,
@@ -226,9 +226,9 @@ impl Coordinator {
             );
             return Err(refuse(RefusalCode::Invalid, message));
         }
-        let (redundancy, on) = (map.redundancy, map.medium);
+        let (redundancy, wants) = (map.redundancy, Wants::of(map));
         self.enlarge(id, seed, bytes, |map| map.size = bytes)
-            .map_err(|more| self.shortage(&self.volumes[&id].map.name, redundancy, more, on))?;
+            .map_err(|more| self.shortage(&self.volumes[&id].map.name, redundancy, more, wants))?;
         self.note_volume("volume-grown", id);
         Ok(())
     }
@@ -339,7 +339,7 @@ impl Coordinator {
         let groups = bytes.div_ceil(volume.map.group_bytes());
         let wants = Wants::of(&volume.map);
         let Some(groups) = self.place_groups(anew, *redundancy, groups, wants, seed) else {
-            let refusal = self.shortage(name, *redundancy, groups, *medium);
+            let refusal = self.shortage(name, *redundancy, groups, wants);
             self.put_back(volume);
             return Err(refusal);
         };
@@ -436,13 +436,13 @@ impl Coordinator {
     }
 
     /// Nobody said which redundancy, and none fits; that none at all would fit is for people to choose.
-    fn unprotected(&self, name: &str, extents: Option<u64>, rooms: &[Room], on: Medium) -> Refusal {
+    fn unprotected(&self, name: &str, extents: Option<u64>, rooms: &[Room], wants: Wants) -> Refusal {
         let first = default_first(rooms);
         let free: u64 = rooms.iter().map(|room| u64::from(room.extents_free)).sum();
         let groups = extents.unwrap_or(1).div_ceil(first.data.into());
         let unheard = self.donors.values().any(|donor| donor.alive && !donor.heard);
         if unheard || free == 0 || extents.is_some_and(|wanted| wanted > free) {
-            return self.shortage(name, first, groups, on);
+            return self.shortage(name, first, groups, wants);
         }
         let bytes = |extents: u64| show_bytes(extents.saturating_mul(EXTENT_BYTES));
         let fits = match most_protected(rooms) {
@@ -456,9 +456,9 @@ impl Coordinator {
             bytes(groups.saturating_mul(first.width().into())),
             bytes(free),
             self.free_by_donor(rooms),
-            lend(on),
+            lend(wants.on),
         );
-        refuse(RefusalCode::PoolFull, message)
+        self.or_lend_anew(wants, refuse(RefusalCode::PoolFull, message))
     }
 
     fn free_by_donor(&self, rooms: &[Room]) -> String {
@@ -475,8 +475,13 @@ impl Coordinator {
     }
 
     /// Says what is free and where, and what was needed.
-    fn shortage(&self, name: &str, redundancy: Redundancy, groups: u64, on: Medium) -> Refusal {
-        let rooms = self.rooms(None, Wants { is_backed: false, encrypted: false, on });
+    fn shortage(&self, name: &str, redundancy: Redundancy, groups: u64, wants: Wants) -> Refusal {
+        self.or_lend_anew(wants, self.shortage_of(name, redundancy, groups, wants))
+    }
+
+    fn shortage_of(&self, name: &str, redundancy: Redundancy, groups: u64, wants: Wants) -> Refusal {
+        let rooms = self.rooms(None, Wants { is_backed: false, ..wants });
+        let on = wants.on;
         let lend = lend(on);
         let unheard = self.donors.values().filter(|donor| donor.alive && !donor.heard).count();
         if unheard > 0 {

@@ -6,8 +6,10 @@
 
 use super::Coordinator;
 use super::donors::Donor;
+use crate::api::Refusal;
 use crate::map::{Medium, VolumeId, VolumeMap};
 use crate::placement::Room;
+use crate::units::show_count;
 use std::collections::BTreeMap;
 
 /// What the donors of a volume have to be.
@@ -36,13 +38,37 @@ pub(super) fn lend(on: Medium) -> &'static str {
     }
 }
 
+impl Donor {
+    /// Its disk was made by a version that left no place for authentication tags.
+    pub(super) fn lacks_auths(&self) -> bool {
+        !(self.record.medium.is_memory() || self.record.keeps_auths)
+    }
+}
+
 impl Coordinator {
+    /// Why a volume that wants this finds no room, if disks of an earlier version are a reason.
+    pub(super) fn or_lend_anew(&self, wants: Wants, refusal: Refusal) -> Refusal {
+        let is_one = |donor: &&Donor| donor.alive && donor.record.medium == wants.on && donor.lacks_auths();
+        let old = self.donors.values().filter(is_one).map(|donor| donor.record.name.as_str());
+        let old: Vec<&str> = if wants.encrypted { old.collect() } else { Vec::new() };
+        let Some(first) = old.first() else { return refusal };
+        let message = format!(
+            "{}. The disks of {} were lent first with an earlier version of Cheetah, and have no place for the \
+             authentication tags of an encrypted volume: `cheetah leave {first}` empties such a disk, and lent again it \
+             has one",
+            refusal.message,
+            show_count(old.len() as u64, "donor")
+        );
+        Refusal { message, ..refusal }
+    }
+
     /// Donors that live for certain and stay, in the order they joined: what each may be given of a volume
     /// that wants this.
     pub(super) fn rooms(&self, volume: Option<VolumeId>, wants: Wants) -> Vec<Room> {
         let Wants { is_backed, encrypted, on } = wants;
         let is_open = |donor: &&Donor| {
             let tells = !(is_backed || encrypted) || donor.record.foreign_export.is_none();
+            let tells = tells && !(encrypted && donor.lacks_auths());
             let blank = volume.is_none_or(|volume| donor.has_wiped(volume));
             donor.record.medium == on && donor.alive && donor.heard && !donor.record.leaving && blank && tells
         };

@@ -9,8 +9,8 @@
 
 use super::table::{ABSENT, Table, extent_of};
 use super::{
-    BadState, Entry, Head, Held, LOG_ENTRIES_MAX, LogPage, NotADisk, Noted, PAGE_BYTES, Place, Replay, State,
-    Told, open_page, seal_page,
+    Auth, Auths, BadState, Entry, Head, Held, LogPage, NO_AUTH, NotADisk, Noted, PAGE_BYTES, Pages, Place,
+    Replay, State, Told, Write, auth_sum, open_page, pages_of, seal_page,
 };
 use crate::limits::{
     DIRTY_REGION_BYTES, EXTENT_BLOCKS, EXTENT_BYTES, INTENT_REGION_BLOCKS, INTENT_REGION_BYTES,
@@ -19,85 +19,13 @@ use crate::map::{DonorId, DonorSecret};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 const PAGE: usize = PAGE_BYTES as usize;
 /// After so many blocks the log begins anew: what it names is read again after a stop.
 const REPLAYED_MAX: u64 = 64 << 10;
 /// What of a blank disk has to be zeros before anything is written there.
 const BLANK_BYTES: u64 = 1 << 20;
-
-/// What a journal asks of its disk: whole pages at whole pages.
-pub trait Pages {
-    /// Why it did not do it.
-    type Error;
-    /// The content of blocks.
-    type Data;
-
-    /// What is there now, flushed or not.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Self::Error>;
-
-    /// It may be there from now on, and is after a flush.
-    ///
-    /// # Errors
-    /// It is not taken.
-    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), Self::Error>;
-
-    /// Likewise the content of blocks, of writes that do not overlap; what became of each.
-    fn write_blocks(&mut self, place: Place, writes: &[Write<Self::Data>]) -> Vec<Result<(), Self::Error>>;
-
-    /// All that was written stays, whatever becomes of the machine.
-    ///
-    /// # Errors
-    /// It may not.
-    fn flush(&mut self) -> Result<(), Self::Error>;
-
-    /// Makes a range read as zeros.
-    ///
-    /// # Errors
-    /// It does not.
-    fn zero(&mut self, at: u64, len: u64) -> Result<(), Self::Error>;
-
-    /// The checksum of the block that lies there; None: it cannot be read.
-    fn sum_at(&mut self, at: u64) -> Option<u32>;
-
-    /// The checksum of what is no block.
-    fn crc(bytes: &[u8]) -> u32;
-}
-
-/// Blocks beside each other that are written at once.
-#[derive(Debug)]
-pub struct Write<D> {
-    /// The first of them.
-    pub first: u64,
-    /// What each is from now on.
-    pub notes: Vec<Noted>,
-    /// The content of those that are data, one behind the other.
-    pub data: D,
-}
-
-impl<D> Write<D> {
-    /// Which blocks.
-    pub fn blocks(&self) -> Range<u64> {
-        self.first..self.first + self.notes.len() as u64
-    }
-
-    /// Where on the disk its content goes, in as few runs as that takes; and which of the blocks that are
-    /// data those are.
-    pub fn runs(&self, place: Place) -> impl Iterator<Item = (u64, Range<usize>)> + use<D> {
-        let data = self.blocks().zip(&self.notes).filter(|(_, noted)| noted.is_data);
-        let mut runs: Vec<(u64, Range<usize>)> = Vec::new();
-        for (nth, (block, _)) in data.enumerate() {
-            match runs.last_mut() {
-                Some((first, range)) if *first + (range.len() as u64) == block => range.end += 1,
-                _ => runs.push((block, nth..nth + 1)),
-            }
-        }
-        runs.into_iter().map(move |(first, range)| (place.block(first), range))
-    }
-}
 
 /// Why a disk is not opened.
 #[derive(Debug)]
@@ -119,6 +47,8 @@ pub enum JournalError<E> {
     Full,
     /// It still holds what others gave it.
     Holds,
+    /// It was made without a place for nonces and authentication tags.
+    NoAuths,
 }
 
 impl<E: fmt::Display> fmt::Display for JournalError<E> {
@@ -127,6 +57,7 @@ impl<E: fmt::Display> fmt::Display for JournalError<E> {
             JournalError::Disk(error) => error.fmt(f),
             JournalError::Full => f.write_str("what this donor holds does not fit its disk"),
             JournalError::Holds => f.write_str("it still holds what others gave it"),
+            JournalError::NoAuths => f.write_str("it has no place for the authentication tags of blocks"),
         }
     }
 }
@@ -143,6 +74,8 @@ type Done<T, P> = Result<T, JournalError<<P as Pages>::Error>>;
 #[derive(Debug)]
 pub struct Journal<P> {
     disk: P,
+    /// So many it has.
+    bytes: u64,
     place: Place,
     donor: DonorId,
     state: State,
@@ -166,29 +99,26 @@ impl<P: Pages> Journal<P> {
     /// # Errors
     /// It does not take that.
     pub fn format(disk: P, donor: DonorId, secret: DonorSecret, place: Place) -> Done<Journal<P>, P> {
-        let state = State {
-            number: 1,
-            log_from: 0,
-            round: 1,
-            secret,
-            held: Held::default(),
-            dirty: Vec::new(),
-            intents: BTreeSet::new(),
-        };
-        let mut journal = Journal::of(disk, place, donor, state);
-        // What was there before is nobody's; the head makes it ours, and is written last.
-        journal.disk.zero(2 * PAGE_BYTES, place.table(place.extents) - 2 * PAGE_BYTES)?;
-        journal.write_state()?;
-        journal.write_head()?;
+        let mut journal = Journal::of(disk, place.bytes(), place, donor, State::first(secret));
+        journal.write_all_anew()?;
         Ok(journal)
     }
 
-    fn of(disk: P, place: Place, donor: DonorId, state: State) -> Journal<P> {
+    /// What was there before is nobody's; the head makes it ours, and is written last.
+    fn write_all_anew(&mut self) -> Done<(), P> {
+        let place = self.place;
+        self.disk.zero(2 * PAGE_BYTES, place.table(place.extents) - 2 * PAGE_BYTES)?;
+        self.write_state()?;
+        self.write_head()
+    }
+
+    fn of(disk: P, bytes: u64, place: Place, donor: DonorId, state: State) -> Journal<P> {
         Journal {
             disk,
+            bytes,
             place,
             donor,
-            table: Table::default(),
+            table: Table::new(place.extents),
             next_page: state.log_from,
             entries: 0,
             entries_max: REPLAYED_MAX,
@@ -208,7 +138,7 @@ impl<P: Pages> Journal<P> {
         Ok(())
     }
 
-    /// Makes another donor of a disk that holds nothing.
+    /// Makes another donor of a disk that holds nothing. One of an earlier version becomes one of this.
     ///
     /// # Errors
     /// It holds something, or does not take it.
@@ -218,6 +148,12 @@ impl<P: Pages> Journal<P> {
             return Err(JournalError::Holds);
         }
         (self.donor, self.state.secret, self.state.held) = (donor, secret, Held::default());
+        if let Some(place) = Place::on(self.bytes).filter(|_| !self.place.keeps_auths) {
+            (self.place, self.table, self.state) = (place, Table::new(place.extents), State::first(secret));
+            (self.next_page, self.entries, self.is_marked, self.marked) = (0, 0, true, Vec::new());
+            self.stale.clear();
+            return self.write_all_anew();
+        }
         self.write_state()?;
         self.write_head()
     }
@@ -241,13 +177,15 @@ impl<P: Pages> Journal<P> {
             disk.read(place.state(number), state).map_err(OpenError::Disk)?;
         }
         let state = State::newest([&states[0], &states[1]], P::crc).map_err(OpenError::State)?;
-        let mut journal = Journal::of(disk, place, donor, state);
+        let mut journal = Journal::of(disk, bytes, place, donor, state);
         journal.read_table().map_err(OpenError::Disk)?;
         match journal.replay() {
             Ok(()) => Ok(Some(journal)),
             Err(JournalError::Disk(error)) => Err(OpenError::Disk(error)),
             // What was there has to fit.
-            Err(JournalError::Full | JournalError::Holds) => Err(OpenError::State(BadState)),
+            Err(JournalError::Full | JournalError::Holds | JournalError::NoAuths) => {
+                Err(OpenError::State(BadState))
+            }
         }
     }
 
@@ -257,6 +195,11 @@ impl<P: Pages> Journal<P> {
         let extents: BTreeSet<u32> = owners.keys().chain(unwiped.keys()).copied().collect();
         for extent in extents.into_iter().filter(|extent| *extent < self.place.extents) {
             self.disk.read(self.place.table(extent), self.table.part(extent))?;
+            if self.state.with_auths.contains(&extent) {
+                let mut pages = vec![0; usize::try_from(Place::auth_bytes()).expect("in memory")];
+                self.disk.read(self.place.auths(extent), &mut pages)?;
+                self.table.take_auths(extent, &pages);
+            }
         }
         Ok(())
     }
@@ -285,9 +228,11 @@ impl<P: Pages> Journal<P> {
         for change in changes {
             let at = self.place.block(change.block);
             let found = if change.is_read { self.disk.sum_at(at) } else { None };
-            match replay.tell(change.block, found) {
-                Some(Told::Is(noted) | Told::Torn(noted)) => self.table.set(change.block, noted),
-                None => {}
+            let sum = |auth: &Auth| auth_sum(auth, P::crc);
+            if let Some((told, auth)) = replay.tell(change.block, found, self.auth(change.block), sum) {
+                let (Told::Is(noted) | Told::Torn(noted)) = told;
+                self.table.set(change.block, noted);
+                self.table.set_auth(change.block, &auth);
             }
         }
         self.state.intents.clone_from(replay.intended());
@@ -342,6 +287,18 @@ impl<P: Pages> Journal<P> {
     #[must_use]
     pub fn noted(&self, block: u64) -> Noted {
         self.table.get(block)
+    }
+
+    /// The nonce and authentication tag that go with that.
+    #[must_use]
+    pub fn auth(&self, block: u64) -> Auth {
+        self.table.auths().get(block)
+    }
+
+    /// Those of all blocks.
+    #[must_use]
+    pub fn auths(&self) -> &Arc<Auths> {
+        self.table.auths()
     }
 
     /// Calls `each` with every block that is not absent.
@@ -420,17 +377,21 @@ impl<P: Pages> Journal<P> {
         writes: &[Write<P::Data>],
         marked: impl FnOnce(&Held) -> Vec<u64>,
     ) -> Done<Vec<Result<(), P::Error>>, P> {
-        let entries = writes.iter().flat_map(|write| write.blocks().zip(&write.notes));
-        let entries = entries.map(|(block, new)| Entry::Block { block, old: self.noted(block), new: *new });
-        let entries: Vec<Entry> = entries.collect();
+        let news = || writes.iter().flat_map(Write::each);
+        if !self.place.keeps_auths && news().any(|(.., auth)| auth != NO_AUTH) {
+            return Err(JournalError::NoAuths);
+        }
+        let entry = |(block, new, auth)| Entry::Block { block, old: self.noted(block), new, auth };
+        let entries: Vec<Entry> = news().map(entry).collect();
         self.log(&entries, marked)?;
         let done = self.disk.write_blocks(self.place, writes);
-        if writes.iter().flat_map(|write| &write.notes).any(|noted| noted.is_data) {
+        if news().any(|(_, noted, _)| noted.is_data) {
             self.disk.flush()?;
         }
-        for (block, noted) in writes.iter().flat_map(|write| write.blocks().zip(&write.notes)) {
+        for (block, noted, auth) in news() {
             // One that was not written fits this no more than what it was: it is wrong, and found so.
-            self.table.set(block, *noted);
+            self.table.set(block, noted);
+            self.table.set_auth(block, &auth);
         }
         Ok(done)
     }
@@ -444,6 +405,9 @@ impl<P: Pages> Journal<P> {
         self.log(&entries, marked)?;
         for extent in extents {
             self.table.wipe(*extent);
+            if self.state.with_auths.remove(extent) {
+                self.disk.zero(self.place.auths(*extent), Place::auth_bytes())?;
+            }
             self.state.intents.retain(|region| extent_of(region * INTENT_REGION_BLOCKS) != *extent);
             self.disk.zero(self.place.block(u64::from(*extent) * EXTENT_BLOCKS), EXTENT_BYTES)?;
         }
@@ -452,12 +416,12 @@ impl<P: Pages> Journal<P> {
 
     /// Puts entries down, for good.
     fn log(&mut self, entries: &[Entry], marked: impl FnOnce(&Held) -> Vec<u64>) -> Done<(), P> {
-        let pages = entries.len().div_ceil(LOG_ENTRIES_MAX) as u64;
+        let pages = pages_of(entries).count() as u64;
         let used = self.next_page - self.state.log_from;
         if used + pages > self.place.log_pages() || self.entries > self.entries_max {
             self.begin_anew(marked(&self.state.held))?;
         }
-        for (nth, entries) in (0..).zip(entries.chunks(LOG_ENTRIES_MAX)) {
+        for (nth, entries) in (0..).zip(pages_of(entries)) {
             self.write_page(nth, entries)?;
         }
         self.entries += entries.len() as u64;
@@ -490,7 +454,7 @@ impl<P: Pages> Journal<P> {
         }
         let mut entries: Vec<Entry> = marked.iter().map(|region| Entry::Mark { region: *region }).collect();
         entries.push(Entry::Marked { marks: u32::try_from(marked.len()).unwrap_or(u32::MAX) });
-        let pages = entries.len().div_ceil(LOG_ENTRIES_MAX) as u64;
+        let pages = pages_of(&entries).count() as u64;
         self.marked = marked;
         if self.next_page - self.state.log_from + pages > self.place.log_pages() {
             self.is_marked = true;
@@ -512,7 +476,13 @@ impl<P: Pages> Journal<P> {
             let at = self.place.table(extent) + page * PAGE_BYTES;
             self.disk.write(at, self.table.page(extent, page))?;
         }
+        for (extent, pages) in self.table.take_touched_auths() {
+            let at = self.place.auths(extent) + pages.start * PAGE_BYTES;
+            self.disk.write(at, &self.table.auth_pages(extent, pages))?;
+        }
         self.disk.flush()?;
+        // Only now that the disk has those of all their blocks.
+        self.state.with_auths.clone_from(self.table.with_auths());
         (self.state.log_from, self.state.round) = (self.next_page, self.state.round + 1);
         self.state.dirty = marked;
         self.entries = 0;

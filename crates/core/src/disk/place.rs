@@ -1,9 +1,12 @@
-//! What lies where on a disk: the head, two places for the state, the log, the table of checksums, blocks.
+//! What lies where on a disk: the head, two places for the state, the log, the table of checksums, that of
+//! nonces and authentication tags, blocks.
 //!
 //! Owns the arithmetic and the head's form. Never: what is in the other places. Invariant: the places do not
-//! overlap, each begins at a whole page, and all of them together are no longer than the disk.
+//! overlap, each begins at a whole page, and all of them together are no longer than the disk. A disk of the
+//! first version of the form has no place for nonces and tags, and is used as it is.
 //! Called by `rim::disk`. Tests: below.
 
+use super::auths::AUTHS_PER_PAGE;
 use crate::limits::{BLOCK_BYTES, DONOR_EXTENTS_MAX, EXTENT_BLOCKS, EXTENT_BYTES};
 use crate::map::DonorId;
 use crate::units::show_bytes;
@@ -16,29 +19,41 @@ pub const PAGE_BYTES: u64 = 4096;
 pub const DISK_BYTES_MIN: u64 = EXTENT_BYTES + (16 << 20);
 
 const MAGIC: &[u8; 16] = b"cheetah disk   \n";
-const VERSION: u32 = 1;
+/// That of disks without a place for nonces and tags, and that of others.
+const WITHOUT_AUTHS: u32 = 1;
+const VERSION: u32 = 2;
 /// The blocks begin at a whole number of these: what a disk erases or stripes at once is no longer.
 const ALIGN_BYTES: u64 = 1 << 20;
 /// Of an extent: a checksum of 4 bytes for each block, and two bits.
 const TABLE_PAGES: u64 = (EXTENT_BLOCKS * 4 + EXTENT_BLOCKS / 8 * 2) / PAGE_BYTES;
 const SUMS_PER_PAGE: u64 = PAGE_BYTES / 4;
+/// Of an extent: nonce and authentication tag of each block.
+const AUTH_PAGES: u64 = EXTENT_BLOCKS.div_ceil(AUTHS_PER_PAGE);
 
 /// What lies where on a disk of so many extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Extents of 64 MiB.
     pub extents: u32,
+    /// It has a place for nonces and authentication tags.
+    pub keeps_auths: bool,
 }
 
 impl Place {
+    /// That of a disk which is made now.
+    #[must_use]
+    pub fn of(extents: u32) -> Place {
+        Place { extents, keeps_auths: true }
+    }
+
     /// For a disk of so many bytes: as many extents as it has room for, at most so many.
     #[must_use]
     pub fn on(bytes: u64) -> Option<Place> {
         let most = (bytes / EXTENT_BYTES).min(DONOR_EXTENTS_MAX.into());
-        let fits = |extents: &u32| Place { extents: *extents }.bytes() <= bytes;
+        let fits = |extents: &u32| Place::of(*extents).bytes() <= bytes;
         let most = u32::try_from(most).unwrap_or(DONOR_EXTENTS_MAX);
-        // What lies before the blocks is a thousandth of them: a few steps at most.
-        (1..=most).rev().find(fits).map(|extents| Place { extents })
+        // What lies before the blocks is less than a hundredth of them: so many steps at most.
+        (1..=most).rev().find(fits).map(Place::of)
     }
 
     /// All of it, in bytes.
@@ -91,10 +106,29 @@ impl Place {
         [block % EXTENT_BLOCKS / SUMS_PER_PAGE, TABLE_PAGES - 1]
     }
 
+    /// Where an extent's nonces and authentication tags begin, on a disk that keeps them.
+    #[must_use]
+    pub fn auths(self, extent: u32) -> u64 {
+        self.table(self.extents) + u64::from(extent) * Place::auth_bytes()
+    }
+
+    /// Bytes of an extent's nonces and authentication tags: as many on each page as it has room for.
+    #[must_use]
+    pub fn auth_bytes() -> u64 {
+        AUTH_PAGES * PAGE_BYTES
+    }
+
+    /// Which page of its extent's has that of this block.
+    #[must_use]
+    pub fn auth_page_of(block: u64) -> u64 {
+        block % EXTENT_BLOCKS / AUTHS_PER_PAGE
+    }
+
     /// Where the block with this number lies.
     #[must_use]
     pub fn block(self, block: u64) -> u64 {
-        self.table(self.extents).next_multiple_of(ALIGN_BYTES) + block * BLOCK_BYTES
+        let extents = if self.keeps_auths { self.extents } else { 0 };
+        self.auths(extents).next_multiple_of(ALIGN_BYTES) + block * BLOCK_BYTES
     }
 }
 
@@ -135,7 +169,7 @@ impl fmt::Display for NotADisk {
             NotADisk::Version(version) => {
                 write!(
                     f,
-                    "it was made by another version of Cheetah (format {version}, this one is {VERSION})"
+                    "it was made by another version of Cheetah (format {version}, this one knows up to {VERSION})"
                 )
             }
             NotADisk::Shrunk { had, has } => {
@@ -156,7 +190,8 @@ impl Head {
     pub fn encode(&self, crc: impl Fn(&[u8]) -> u32) -> Vec<u8> {
         let mut page = Vec::with_capacity(size(PAGE_BYTES));
         page.extend_from_slice(MAGIC);
-        page.extend_from_slice(&VERSION.to_le_bytes());
+        let version = if self.place.keeps_auths { VERSION } else { WITHOUT_AUTHS };
+        page.extend_from_slice(&version.to_le_bytes());
         page.extend_from_slice(&self.place.extents.to_le_bytes());
         page.extend_from_slice(&self.donor.0.to_le_bytes());
         page.resize(HEAD_BYTES, 0);
@@ -197,10 +232,10 @@ impl Head {
         if crc(&page[..HEAD_BYTES]) != sum || extents == 0 || extents > DONOR_EXTENTS_MAX {
             return Err(NotADisk::Damaged);
         }
-        if version != VERSION {
+        if ![WITHOUT_AUTHS, VERSION].contains(&version) {
             return Err(NotADisk::Version(version));
         }
-        let place = Place { extents };
+        let place = Place { extents, keeps_auths: version != WITHOUT_AUTHS };
         if place.bytes() > bytes {
             return Err(NotADisk::Shrunk { had: place.bytes(), has: bytes });
         }
@@ -221,24 +256,29 @@ mod tests {
     fn no_two_places_overlap_and_all_of_them_fit() {
         for bytes in [DISK_BYTES_MIN, 1 << 30, (1 << 40) + 12345] {
             let place = Place::on(bytes).expect("there is room");
-            assert!(place.bytes() <= bytes && Place { extents: place.extents + 1 }.bytes() > bytes);
-            let begins = [0, place.state(0), place.state(1), place.log(0), place.table(0), place.block(0)];
+            assert!(place.bytes() <= bytes && Place::of(place.extents + 1).bytes() > bytes);
+            let begins = [0, place.state(0), place.state(1), place.log(0), place.table(0), place.auths(0)];
+            let begins = [&begins[..], &[place.block(0)]].concat();
             assert!(begins.is_sorted() && begins.iter().all(|at| at.is_multiple_of(PAGE_BYTES)));
             assert_eq!(place.state(1) - place.state(0), place.state_bytes());
             assert_eq!(place.log(0) - place.state(1), place.state_bytes());
             assert_eq!(place.log(place.log_pages()), place.log(0), "the log goes round");
             assert_eq!(place.table(1) - place.table(0), Place::table_bytes());
-            assert!(place.table(place.extents) <= place.block(0));
+            assert_eq!(place.auths(1) - place.auths(0), Place::auth_bytes());
+            assert!(place.table(place.extents) <= place.auths(0));
+            assert!(place.auths(place.extents) <= place.block(0));
             let beside = place.block(0) as f64 / (f64::from(place.extents) * EXTENT_BYTES as f64);
-            assert!(place.extents < 1000 || beside < 0.0012, "a thousandth, not {beside}");
+            assert!(place.extents < 1000 || beside < 0.0083, "less than a hundredth, not {beside}");
         }
         assert_eq!(Place::on(EXTENT_BYTES), None);
         assert_eq!(Place::pages_of(EXTENT_BLOCKS + 1024), [1, TABLE_PAGES - 1]);
+        assert_eq!(Place::auth_page_of(EXTENT_BLOCKS + AUTHS_PER_PAGE), 1);
+        assert_eq!(Place::auth_page_of(EXTENT_BLOCKS - 1), AUTH_PAGES - 1);
     }
 
     #[test]
     fn a_head_is_read_back_and_nothing_else_is_taken_for_one() {
-        let head = Head { donor: DonorId(0x1234_5678_9abc), place: Place { extents: 5 } };
+        let head = Head { donor: DonorId(0x1234_5678_9abc), place: Place::of(5) };
         let (page, bytes) = (head.encode(sum), head.place.bytes());
         let twice = [page.clone(), page.clone()].concat();
         assert_eq!(Head::decode(&twice, bytes, sum), Ok(head));
@@ -251,5 +291,21 @@ mod tests {
         let mut bent = twice;
         (bent[20], bent[20 + page.len()]) = (6, 6);
         assert_eq!(Head::decode(&bent, u64::MAX, sum), Err(NotADisk::Damaged));
+    }
+
+    #[test]
+    fn a_disk_of_the_first_version_is_what_it_was() {
+        let place = Place { extents: 5, keeps_auths: false };
+        let head = Head { donor: DonorId(7), place };
+        let page = head.encode(sum);
+        assert_eq!(page[16..20], [1, 0, 0, 0]);
+        assert_eq!(Head::decode(&page, place.bytes(), sum), Ok(head));
+        assert_eq!(place.block(0), place.table(5).next_multiple_of(ALIGN_BYTES));
+        assert!(place.bytes() < Place::of(5).bytes());
+        let mut next = Head { place: Place::of(5), ..head }.encode(sum);
+        next[16] = 3;
+        let crc = sum(&next[..HEAD_BYTES]);
+        next[HEAD_BYTES..HEAD_BYTES + 4].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(Head::decode(&next, u64::MAX, sum), Err(NotADisk::Version(3)));
     }
 }

@@ -5,8 +5,10 @@
 //! that it was. Where one of these is data, its checksum tells; where one is none, it needs nothing to be
 //! written, and holds if the other does not. A block that fits neither was torn by a write that nobody was
 //! told was done, or has rotted: it keeps the newer checksum, so that it is found to be wrong wherever it is
-//! read. Tests: below, `rim::disk`.
+//! read. Its nonce and authentication tag go with that, for its checksum covers them: where it is what it was,
+//! those of the entry before, or else the table's. Tests: below, `rim::disk`.
 
+use super::auths::Auth;
 use super::{Entry, Noted};
 use crate::limits::{BLOCK_BYTES, DIRTY_REGION_BYTES, INTENT_REGION_BLOCKS};
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,14 +17,25 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Default)]
 pub struct Replay {
     wiped: BTreeSet<u32>,
-    /// For each block what it may still be, and what it becomes, by its newest entry.
-    blocks: BTreeMap<u64, (Option<Noted>, Noted)>,
+    blocks: BTreeMap<u64, Newest>,
     /// Regions of which others may not have what is here.
     marked: BTreeSet<u64>,
     /// Marks behind which nothing says yet that they are all.
     marks: Vec<u64>,
     /// Regions of which memory may have had what the disk has not.
     intended: BTreeSet<u64>,
+}
+
+/// What a block's newest entry says.
+#[derive(Debug)]
+struct Newest {
+    /// What it may still be.
+    old: Option<Noted>,
+    /// The auth that it has then. None: that in the table.
+    old_auth: Option<Auth>,
+    /// What it becomes.
+    new: Noted,
+    auth: Auth,
 }
 
 /// What became of a block that the log names.
@@ -48,8 +61,10 @@ impl Replay {
     /// block lies in.
     pub fn take(&mut self, entry: Entry, is_done: bool, extent_of: impl Fn(u64) -> u32) {
         match entry {
-            Entry::Block { block, old, new } => {
-                self.blocks.insert(block, ((!is_done).then_some(old), new));
+            Entry::Block { block, old, new, auth } => {
+                let old_auth = self.blocks.get(&block).map(|before| before.auth);
+                let old = (!is_done).then_some(old);
+                self.blocks.insert(block, Newest { old, old_auth, new, auth });
                 self.marked.insert(block * BLOCK_BYTES / DIRTY_REGION_BYTES);
             }
             Entry::Mark { region } => self.marks.push(region),
@@ -99,21 +114,32 @@ impl Replay {
 
     /// The blocks that the log names, ascending.
     pub fn changes(&self) -> impl Iterator<Item = Change> + '_ {
-        self.blocks.iter().map(|(block, (_, new))| Change { block: *block, is_read: new.is_data })
+        self.blocks.iter().map(|(block, newest)| Change { block: *block, is_read: newest.new.is_data })
     }
 
-    /// What the block is, if what is there has this checksum; None: it cannot be read.
+    /// What the block is, if the bytes that are there have this checksum, and its auth. None: they cannot be
+    /// read. `in_table`: the auth that the table has of it. `sum`: what an auth adds to a checksum.
     #[must_use]
-    pub fn tell(&self, block: u64, found: Option<u32>) -> Option<Told> {
-        let (old, new) = self.blocks.get(&block)?;
-        let fits = |noted: &&Noted| !noted.is_data || Some(noted.sum) == found;
-        let may_be = std::iter::once(new).chain(old);
-        Some(may_be.into_iter().find(fits).map_or(Told::Torn(*new), |noted| Told::Is(*noted)))
+    pub fn tell(
+        &self,
+        block: u64,
+        found: Option<u32>,
+        in_table: Auth,
+        sum: impl Fn(&Auth) -> u32,
+    ) -> Option<(Told, Auth)> {
+        let Newest { old, old_auth, new, auth } = self.blocks.get(&block)?;
+        let fits = |(noted, auth): &(Noted, Auth)| {
+            !noted.is_data || found.is_some_and(|found| found ^ sum(auth) == noted.sum)
+        };
+        let old = old.map(|old| (old, old_auth.unwrap_or(in_table)));
+        let is = std::iter::once((*new, *auth)).chain(old).find(fits);
+        Some(is.map_or((Told::Torn(*new), *auth), |(noted, auth)| (Told::Is(noted), auth)))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::NO_AUTH;
     use super::*;
 
     const fn data(sum: u32) -> Noted {
@@ -132,31 +158,65 @@ mod tests {
         replay
     }
 
+    /// Of what has no auths.
+    fn tell(replay: &Replay, block: u64, found: Option<u32>) -> Option<Told> {
+        replay.tell(block, found, NO_AUTH, |_| 0).map(|(told, _)| told)
+    }
+
+    #[test]
+    fn an_auth_goes_with_the_content_that_it_belongs_to() {
+        let auth = |byte: u8| [byte; 28];
+        let sum = |auth: &Auth| u32::from(auth[0]) << 8;
+        let noted = |content: u32, byte: u8| data(content ^ sum(&auth(byte)));
+        let write = |old: (u32, u8), new: (u32, u8)| Entry::Block {
+            block: 1,
+            old: noted(old.0, old.1),
+            new: noted(new.0, new.1),
+            auth: auth(new.1),
+        };
+        let told = |replay: &Replay, found| replay.tell(1, Some(found), auth(1), sum);
+        // Of one entry what was before is in the table.
+        let one = replay(&[write((1, 1), (2, 2))]);
+        assert_eq!(told(&one, 1), Some((Told::Is(noted(1, 1)), auth(1))));
+        assert_eq!(told(&one, 2), Some((Told::Is(noted(2, 2)), auth(2))));
+        // Of several it is in the last but one.
+        let two = replay(&[write((1, 1), (2, 2)), write((2, 2), (3, 3))]);
+        assert_eq!(told(&two, 2), Some((Told::Is(noted(2, 2)), auth(2))));
+        assert_eq!(told(&two, 3), Some((Told::Is(noted(3, 3)), auth(3))));
+        assert_eq!(told(&two, 1), Some((Told::Torn(noted(3, 3)), auth(3))), "that was before");
+        // What a table that was written meanwhile has does not make old content look right.
+        let other = one.tell(1, Some(1), auth(9), sum);
+        assert_eq!(other, Some((Told::Torn(noted(2, 2)), auth(2))));
+        // Zeros have none.
+        let zeroed = replay(&[Entry::Block { block: 1, old: noted(1, 1), new: ZEROS, auth: NO_AUTH }]);
+        assert_eq!(told(&zeroed, 1), Some((Told::Is(ZEROS), NO_AUTH)));
+    }
+
     #[test]
     fn what_was_done_and_has_rotted_is_wrong_and_not_what_it_was_before() {
-        let entries = [Entry::Block { block: 1, old: ZEROS, new: data(5) }];
-        assert_eq!(replayed(&entries, false).tell(1, Some(6)), Some(Told::Is(ZEROS)));
-        assert_eq!(replayed(&entries, true).tell(1, Some(6)), Some(Told::Torn(data(5))));
-        assert_eq!(replayed(&entries, true).tell(1, Some(5)), Some(Told::Is(data(5))));
+        let entries = [Entry::Block { block: 1, old: ZEROS, new: data(5), auth: NO_AUTH }];
+        assert_eq!(tell(&replayed(&entries, false), 1, Some(6)), Some(Told::Is(ZEROS)));
+        assert_eq!(tell(&replayed(&entries, true), 1, Some(6)), Some(Told::Torn(data(5))));
+        assert_eq!(tell(&replayed(&entries, true), 1, Some(5)), Some(Told::Is(data(5))));
     }
 
     #[test]
     fn a_block_is_what_its_newest_entry_says_that_it_was_or_becomes() {
         let replay = replay(&[
-            Entry::Block { block: 1, old: data(1), new: data(2) },
-            Entry::Block { block: 1, old: data(2), new: data(3) },
+            Entry::Block { block: 1, old: data(1), new: data(2), auth: NO_AUTH },
+            Entry::Block { block: 1, old: data(2), new: data(3), auth: NO_AUTH },
         ]);
         for sum in 2..=3 {
-            assert_eq!(replay.tell(1, Some(sum)), Some(Told::Is(data(sum))));
+            assert_eq!(tell(&replay, 1, Some(sum)), Some(Told::Is(data(sum))));
         }
-        assert_eq!(replay.tell(1, Some(1)), Some(Told::Torn(data(3))), "that was before the last but one");
-        assert_eq!(replay.tell(1, None), Some(Told::Torn(data(3))), "what cannot be read is wrong");
-        assert_eq!(replay.tell(2, Some(1)), None, "the log says nothing of it");
+        assert_eq!(tell(&replay, 1, Some(1)), Some(Told::Torn(data(3))), "that was before the last but one");
+        assert_eq!(tell(&replay, 1, None), Some(Told::Torn(data(3))), "what cannot be read is wrong");
+        assert_eq!(tell(&replay, 2, Some(1)), None, "the log says nothing of it");
     }
 
     #[test]
     fn marks_count_once_all_of_them_are_put_down() {
-        let block = |block| Entry::Block { block, old: ZEROS, new: data(1) };
+        let block = |block| Entry::Block { block, old: ZEROS, new: data(1), auth: NO_AUTH };
         let mark = |region| Entry::Mark { region };
         let marked = |entries: &[Entry]| replay(entries).marked().collect::<Vec<_>>();
         let blocks = DIRTY_REGION_BYTES / BLOCK_BYTES;
@@ -180,32 +240,32 @@ mod tests {
 
     #[test]
     fn zeros_need_nothing_on_the_disk() {
-        let zeroed = replay(&[Entry::Block { block: 1, old: data(1), new: ZEROS }]);
-        assert_eq!(zeroed.tell(1, Some(1)), Some(Told::Is(ZEROS)));
+        let zeroed = replay(&[Entry::Block { block: 1, old: data(1), new: ZEROS, auth: NO_AUTH }]);
+        assert_eq!(tell(&zeroed, 1, Some(1)), Some(Told::Is(ZEROS)));
         assert!(zeroed.changes().all(|change| !change.is_read));
         // Over zeros, a write that was torn leaves zeros: nobody was told that it was done.
-        let written = replay(&[Entry::Block { block: 1, old: ZEROS, new: data(5) }]);
-        assert_eq!(written.tell(1, Some(6)), Some(Told::Is(ZEROS)));
-        assert_eq!(written.tell(1, Some(5)), Some(Told::Is(data(5))));
+        let written = replay(&[Entry::Block { block: 1, old: ZEROS, new: data(5), auth: NO_AUTH }]);
+        assert_eq!(tell(&written, 1, Some(6)), Some(Told::Is(ZEROS)));
+        assert_eq!(tell(&written, 1, Some(5)), Some(Told::Is(data(5))));
         assert!(written.changes().all(|change| change.is_read));
         // But not once something else was there in between.
         let again = replay(&[
-            Entry::Block { block: 1, old: ZEROS, new: data(5) },
-            Entry::Block { block: 1, old: data(5), new: data(6) },
+            Entry::Block { block: 1, old: ZEROS, new: data(5), auth: NO_AUTH },
+            Entry::Block { block: 1, old: data(5), new: data(6), auth: NO_AUTH },
         ]);
-        assert_eq!(again.tell(1, Some(7)), Some(Told::Torn(data(6))));
+        assert_eq!(tell(&again, 1, Some(7)), Some(Told::Torn(data(6))));
     }
 
     #[test]
     fn what_was_before_a_wipe_does_not_come_back() {
         let replay = replay(&[
-            Entry::Block { block: 11, old: ZEROS, new: data(1) },
-            Entry::Block { block: 21, old: ZEROS, new: data(1) },
+            Entry::Block { block: 11, old: ZEROS, new: data(1), auth: NO_AUTH },
+            Entry::Block { block: 21, old: ZEROS, new: data(1), auth: NO_AUTH },
             Entry::Wiped { extent: 1 },
-            Entry::Block { block: 12, old: ZEROS, new: data(2) },
+            Entry::Block { block: 12, old: ZEROS, new: data(2), auth: NO_AUTH },
         ]);
         assert_eq!(replay.wiped().collect::<Vec<_>>(), [1]);
         assert_eq!(replay.changes().map(|change| change.block).collect::<Vec<_>>(), [12, 21]);
-        assert_eq!(replay.tell(11, Some(1)), None);
+        assert_eq!(tell(&replay, 11, Some(1)), None);
     }
 }

@@ -78,6 +78,8 @@ pub struct State {
     pub dirty: Vec<u64>,
     /// Regions of `INTENT_REGION_BYTES` of which memory may have what the disk has not.
     pub intents: BTreeSet<u64>,
+    /// Extents whose nonces and authentication tags the disk has; those of others are none.
+    pub with_auths: BTreeSet<u32>,
 }
 
 /// What is there is no state.
@@ -93,6 +95,21 @@ impl fmt::Display for BadState {
 impl std::error::Error for BadState {}
 
 impl State {
+    /// Of a donor that holds nothing.
+    #[must_use]
+    pub fn first(secret: DonorSecret) -> State {
+        State {
+            number: 1,
+            log_from: 0,
+            round: 1,
+            secret,
+            held: Held::default(),
+            dirty: Vec::new(),
+            intents: BTreeSet::new(),
+            with_auths: BTreeSet::new(),
+        }
+    }
+
     /// Whole pages; None: it is longer than `room`.
     #[must_use]
     pub fn encode(&self, room: u64, crc: impl Fn(&[u8]) -> u32) -> Option<Vec<u8>> {
@@ -140,6 +157,8 @@ impl State {
             put(*extent);
             put(*word);
         });
+        put(self.with_auths.len() as u64);
+        self.with_auths.iter().for_each(|extent| put((*extent).into()));
         let length = u32::try_from(bytes.len()).ok()?;
         bytes[4..8].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[8..12].copy_from_slice(&length.to_le_bytes());
@@ -193,9 +212,11 @@ impl State {
             let (first, word) = (next()?.checked_mul(INTENTS)?, next()?);
             intents.extend((0..INTENTS).filter(|bit| word >> bit & 1 == 1).map(|bit| first + bit));
         }
+        let count = next().unwrap_or(0);
+        let with_auths = (0..count).map(|_| u32::try_from(next()?).ok()).collect::<Option<_>>()?;
         let held =
             Held { pool: has_pool.then_some(PoolId(pool)), confirmed, owners, unwiped, sealed, before };
-        Some(State { number, log_from, round, secret: DonorSecret(secret), held, dirty, intents })
+        Some(State { number, log_from, round, secret: DonorSecret(secret), held, dirty, intents, with_auths })
     }
 }
 
@@ -222,8 +243,16 @@ mod tests {
             held,
             dirty: vec![7, 70, 5000],
             intents: BTreeSet::from([0, 63, 64, 700]),
+            with_auths: BTreeSet::from([3, 700]),
         };
-        let two = State { number: 5, held: Held::default(), dirty: vec![], intents: BTreeSet::new(), ..one };
+        let two = State {
+            number: 5,
+            held: Held::default(),
+            dirty: vec![],
+            intents: BTreeSet::new(),
+            with_auths: BTreeSet::new(),
+            ..one
+        };
         let write = |state: &State| state.encode(1 << 20, sum).expect("there is room");
         let (first, mut second) = (write(&one), write(&two));
         assert!(first.len().is_multiple_of(4096));

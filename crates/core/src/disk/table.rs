@@ -1,13 +1,17 @@
-//! The checksums of a disk's blocks, and what is known of them, as its table has them.
+//! The checksums of a disk's blocks, and what is known of them, as its table has them; and their nonces and
+//! authentication tags, as theirs has.
 //!
-//! Owns the bytes of the table in memory, and which of its pages differ from the disk's. Never: reading or
+//! Owns the bytes of the tables in memory, and which of their pages differ from the disk's. Never: reading or
 //! writing them (`journal`). Invariant: an extent of which nothing is known is all zeros, so a checksum is
 //! kept as it differs from that of zeros. Called by `journal`. Tests: below.
 
+use super::auths::{AUTHS_PER_PAGE, Auth, Auths, NO_AUTH};
 use super::{Noted, PAGE_BYTES, Place};
 use crate::checksum::ZERO_BLOCK_CRC;
 use crate::limits::EXTENT_BLOCKS;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
@@ -15,13 +19,28 @@ const PAGE: usize = PAGE_BYTES as usize;
 pub(super) const ABSENT: Noted = Noted { sum: ZERO_BLOCK_CRC, is_data: false, is_known: false };
 
 /// For each extent of which something is known, what `Place::table_bytes` says.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Table {
     parts: BTreeMap<u32, Vec<u8>>,
     touched: BTreeSet<(u32, u64)>,
+    auths: Arc<Auths>,
+    /// Extents that have any of these: of others the disk has anything in their place.
+    with_auths: BTreeSet<u32>,
+    touched_auths: BTreeSet<(u32, u64)>,
 }
 
 impl Table {
+    /// Of a disk of so many extents.
+    pub(super) fn new(extents: u32) -> Table {
+        Table {
+            parts: BTreeMap::new(),
+            touched: BTreeSet::new(),
+            auths: Arc::new(Auths::new(extents)),
+            with_auths: BTreeSet::new(),
+            touched_auths: BTreeSet::new(),
+        }
+    }
+
     /// The bytes of an extent's part, to be read from the disk.
     pub(super) fn part(&mut self, extent: u32) -> &mut [u8] {
         self.parts
@@ -46,6 +65,50 @@ impl Table {
         }
     }
 
+    pub(super) fn auths(&self) -> &Arc<Auths> {
+        &self.auths
+    }
+
+    pub(super) fn with_auths(&self) -> &BTreeSet<u32> {
+        &self.with_auths
+    }
+
+    /// The pages of an extent's nonces and authentication tags, as they are on the disk.
+    pub(super) fn take_auths(&mut self, extent: u32, pages: &[u8]) {
+        self.with_auths.insert(extent);
+        self.auths.take_pages(u64::from(extent) * EXTENT_BLOCKS, pages);
+    }
+
+    pub(super) fn set_auth(&mut self, block: u64, auth: &Auth) {
+        let extent = extent_of(block);
+        if *auth != NO_AUTH && self.with_auths.insert(extent) {
+            let all = 0..Place::auth_bytes() / PAGE_BYTES;
+            self.touched_auths.extend(all.map(|page| (extent, page)));
+        }
+        if self.with_auths.contains(&extent) {
+            self.auths.set(block, auth);
+            self.touched_auths.insert((extent, Place::auth_page_of(block)));
+        }
+    }
+
+    /// Runs of pages of nonces and authentication tags that differ from the disk's, by extent; from now on
+    /// none do.
+    pub(super) fn take_touched_auths(&mut self) -> Vec<(u32, Range<u64>)> {
+        let mut runs: Vec<(u32, Range<u64>)> = Vec::new();
+        for (extent, page) in std::mem::take(&mut self.touched_auths) {
+            match runs.last_mut() {
+                Some((last, run)) if *last == extent && run.end == page => run.end += 1,
+                _ => runs.push((extent, page..page + 1)),
+            }
+        }
+        runs
+    }
+
+    pub(super) fn auth_pages(&self, extent: u32, pages: Range<u64>) -> Vec<u8> {
+        let first = u64::from(extent) * EXTENT_BLOCKS;
+        pages.flat_map(|page| self.auths.page(first + page * AUTHS_PER_PAGE)).collect()
+    }
+
     pub(super) fn set(&mut self, block: u64, noted: Noted) {
         let at = inside(block);
         let part = self.part(extent_of(block));
@@ -61,6 +124,12 @@ impl Table {
     pub(super) fn wipe(&mut self, extent: u32) {
         self.part(extent).fill(0);
         self.touched.extend((0..Place::table_bytes() / PAGE_BYTES).map(|page| (extent, page)));
+        // What the disk has of its auths does not count from now on.
+        if self.with_auths.remove(&extent) {
+            self.touched_auths.retain(|(of, _)| *of != extent);
+            let first = u64::from(extent) * EXTENT_BLOCKS;
+            self.auths.clear(first, first + EXTENT_BLOCKS);
+        }
     }
 
     /// The pages that differ from the disk's, by extent and number; from now on none do.
@@ -94,7 +163,7 @@ mod tests {
 
     #[test]
     fn what_is_set_is_had_and_its_pages_are_to_be_written() {
-        let mut table = Table::default();
+        let mut table = Table::new(2);
         let noted = Noted { sum: 7, is_data: true, is_known: false };
         table.set(EXTENT_BLOCKS + 9, noted);
         assert_eq!((table.get(EXTENT_BLOCKS + 9), table.get(EXTENT_BLOCKS + 8)), (noted, ABSENT));
@@ -105,5 +174,27 @@ mod tests {
         table.wipe(1);
         assert_eq!(table.get(EXTENT_BLOCKS + 9), ABSENT);
         assert_eq!(table.take_touched().len() as u64, Place::table_bytes() / PAGE_BYTES);
+    }
+
+    #[test]
+    fn of_auths_all_pages_are_written_first_and_then_those_that_changed() {
+        let mut table = Table::new(2);
+        table.set_auth(3, &NO_AUTH);
+        assert!(table.take_touched_auths().is_empty() && table.auths().is_empty());
+        let (block, auth) = (EXTENT_BLOCKS + 3 * AUTHS_PER_PAGE, [9; 28]);
+        table.set_auth(block, &auth);
+        let all = Place::auth_bytes() / PAGE_BYTES;
+        assert_eq!(table.take_touched_auths(), [(1, 0..all)], "what is there is anybody's");
+        assert_eq!(table.auth_pages(1, 3..4)[..28], auth);
+        table.set_auth(block + 1, &auth);
+        table.set_auth(block, &NO_AUTH);
+        table.set_auth(block + 3 * AUTHS_PER_PAGE, &auth);
+        assert_eq!(table.take_touched_auths(), [(1, 3..4), (1, 6..7)]);
+        table.set_auth(block + 1, &auth);
+        table.wipe(1);
+        assert_eq!((table.auths().get(block + 1), table.with_auths().len()), (NO_AUTH, 0));
+        assert!(table.take_touched_auths().is_empty());
+        table.set_auth(block, &auth);
+        assert_eq!(table.take_touched_auths(), [(1, 0..all)], "another volume's");
     }
 }

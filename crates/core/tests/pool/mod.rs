@@ -445,6 +445,7 @@ pub(crate) fn joining(id: u64, extents: u32) -> Join {
         extents,
         foreign_export: None,
         medium: Medium::Memory,
+        keeps_auths: false,
         lineage: None,
     }
 }

@@ -158,6 +158,7 @@ fn joining(number: u64) -> Join {
         extents: EXTENTS,
         foreign_export: None,
         medium: Medium::Memory,
+        keeps_auths: false,
         lineage: None,
     }
 }

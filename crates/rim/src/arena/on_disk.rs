@@ -6,12 +6,36 @@
 #![allow(unsafe_code)]
 
 use super::{Arena, Begun, bit};
-use cheetah_core::disk::Noted;
+use crate::auth::{Auth, Auths};
+use cheetah_core::disk::{self, Noted};
 use cheetah_core::limits::BLOCK_BYTES;
+use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Arena {
+    /// Over a disk that has these.
+    ///
+    /// # Errors
+    /// As `new`.
+    pub(crate) fn over(extents: u32, auths: Arc<disk::Auths>) -> io::Result<Arena> {
+        Arena::with(extents, Auths::over(auths))
+    }
+
+    /// Nonces and authentication tags of blocks as they are in memory; empty where none has any.
+    pub(crate) fn auths_of(&self, blocks: Range<u64>) -> Vec<Auth> {
+        if !self.auths.has_some(blocks.start) {
+            return Vec::new();
+        }
+        self.auths.of(blocks.start, blocks.end).collect()
+    }
+
+    /// The disk has these blocks with these now.
+    pub(crate) fn auths_reached_disk(&self, blocks: impl Iterator<Item = (u64, Auth)>) {
+        self.auths.has_reached_disk(blocks);
+    }
+
     /// What is known of a block.
     pub(crate) fn noted(&self, block: u64) -> Noted {
         Noted {
@@ -21,8 +45,14 @@ impl Arena {
         }
     }
 
-    /// From now on this is known of a block, whatever is in memory.
+    /// Nothing counts that memory has of these blocks: the disk does.
+    pub(crate) fn auths_fall_back(&self, blocks: Range<u64>) {
+        self.auths.fall_back(blocks);
+    }
+
+    /// From now on this is known of a block, whatever is in memory: what its disk has.
     pub(crate) fn set_noted(&self, block: u64, noted: Noted) {
+        self.auths.fall_back(block..block + 1);
         self.contexts.set(block, noted.sum);
         for (word, is_set) in [(self.word(block), noted.is_data), (self.known(block), noted.is_known)] {
             if is_set {

@@ -39,6 +39,8 @@ pub struct DonorOptions {
     pub foreign_export: Option<String>,
     /// What it lends.
     pub medium: Medium,
+    /// Of a disk: it has a place for what belongs to each block of an encrypted volume.
+    pub keeps_auths: bool,
 }
 
 type WipeHook = dyn Fn(&[u32]) -> std::io::Result<()> + Send + std::marker::Sync;

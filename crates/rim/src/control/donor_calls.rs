@@ -36,7 +36,8 @@ pub(super) async fn join(
         },
     };
     let address = SocketAddr::new(ip, options.listen.port()).to_string();
-    let DonorOptions { name, or_numbered, host, machine, extents, foreign_export, medium, .. } = options;
+    let DonorOptions { name, or_numbered, host, machine, extents, foreign_export, .. } = options;
+    let DonorOptions { medium, keeps_auths, .. } = options;
     let Said { donor, secret, pool, revision, lineage } = said;
     let join = Join {
         version: API_VERSION,
@@ -52,6 +53,7 @@ pub(super) async fn join(
         extents,
         foreign_export,
         medium,
+        keeps_auths,
         lineage,
     };
     match client.call(Call::Join(join)).await {

@@ -254,6 +254,7 @@ fn join() -> Join {
         extents: 1,
         foreign_export: Some(String::new()),
         medium: Medium::Disk,
+        keeps_auths: true,
         lineage: Some(Box::new(Lineage { incarnation, last, tried })),
     }
 }

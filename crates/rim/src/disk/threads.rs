@@ -8,8 +8,10 @@ use super::Shared;
 use super::file::Pages;
 use super::journal::{Write, io_error};
 use super::teller::Teller;
+use crate::auth;
 use crate::code::crc32c;
 use crate::ledgers::locked;
+use cheetah_core::disk::{Auth, Noted};
 use cheetah_core::limits::BLOCK_BYTES;
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -173,6 +175,11 @@ fn together(batch: &mut Vec<(Write, Teller)>, asked: &mpsc::Receiver<Job>) -> Op
     None
 }
 
+/// A block of a write, with its nonce and authentication tag.
+pub(super) fn with_auth((block, _, auth): (u64, Noted, Auth)) -> (u64, Auth) {
+    (block, auth)
+}
+
 impl Shared {
     pub(super) fn unless_dead<T>(&self, job: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         if self.is_dead.load(Ordering::Acquire) {
@@ -200,7 +207,10 @@ impl Shared {
         let (writes, tellers): (Vec<Write>, Vec<Teller>) = batch.into_iter().unzip();
         let commit = || self.journal().commit(&writes, |held| self.marked(held)).map_err(io_error);
         let mut results = match self.unless_dead(commit) {
-            Ok(results) => results,
+            Ok(results) => {
+                self.arena.auths_reached_disk(writes.iter().flat_map(Write::each).map(with_auth));
+                results
+            }
             // Nothing of it counts, and nothing else will.
             Err(error) => writes.iter().map(|_| Err(io::Error::from(error.kind()))).collect(),
         };
@@ -256,16 +266,18 @@ impl Shared {
 
     /// Whether each block is right on the disk. One that is being written is.
     fn check(&self, blocks: Range<u64>, teller: &Teller) {
-        let noted =
-            |journal: &super::Journal| blocks.clone().map(|block| journal.noted(block)).collect::<Vec<_>>();
+        let noted = |journal: &super::Journal| {
+            let each = blocks.clone().map(|block| (journal.noted(block), journal.auth(block)));
+            each.collect::<Vec<_>>()
+        };
         let before = noted(&self.journal());
         let pages = self.read(&blocks);
         let after = noted(&self.journal());
         let found = pages.bytes().chunks(BLOCK);
-        let right =
-            before.iter().zip(after).zip(found).map(|((before, after), page)| {
-                *before != after || !before.is_data || crc32c(page) == before.sum
-            });
+        let right = before.iter().zip(after).zip(found).map(|((before, after), page)| {
+            let (noted, auth) = before;
+            *before != after || !noted.is_data || crc32c(page) ^ auth::sum(auth) == noted.sum
+        });
         let write_back = self.write_back();
         let right = right.zip(blocks).map(|(right, block)| right && !write_back.is_stale(block));
         teller.say(Ok(()), right.collect());

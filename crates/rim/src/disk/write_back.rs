@@ -9,9 +9,10 @@
 use super::file::Pages;
 use super::journal::{Write, io_error};
 use super::teller::Teller;
-use super::threads::Job;
+use super::threads::{Job, with_auth};
 use super::{Disk, Shared, blocks_of, range};
 use crate::arena::Said;
+use crate::auth::{self, Auth};
 use crate::code::crc32c;
 use crate::ledgers::locked;
 use cheetah_core::disk::{Landed, Next, Noted, WriteBack};
@@ -33,13 +34,16 @@ impl Disk {
     pub(crate) fn land(
         &self,
         offset: u64,
-        bytes: &[u8],
+        (bytes, auths): (&[u8], &[Auth]),
         said: Option<Said>,
         through: bool,
         teller: Teller,
     ) -> Option<Landed> {
-        let is_meant =
-            |said: &Said| Digest::of_blocks(said.first, bytes.chunks(BLOCK).map(crc32c)) == said.digest.sums;
+        let is_meant = |said: &Said| {
+            let beside = auths.iter().map(auth::sum).chain(std::iter::repeat(0));
+            let sums = bytes.chunks(BLOCK).map(crc32c).zip(beside).map(|(crc, beside)| crc ^ beside);
+            Digest::of_blocks(said.first, sums) == said.digest.sums
+        };
         if !said.as_ref().is_none_or(is_meant) {
             return None;
         }
@@ -47,6 +51,7 @@ impl Disk {
         Some(self.lands(range(offset, len), through, teller, || {
             let begun = self.shared.arena.begin_write(offset, len);
             self.shared.arena.copy_in(offset, bytes);
+            self.shared.arena.set_auths(offset, auths);
             self.shared.arena.wrote(begun, len, None, None);
         }))
     }
@@ -214,6 +219,7 @@ impl Shared {
         let writes = self.take_out(blocks);
         let commit = || self.journal().commit(&writes, |held| self.marked(held)).map_err(io_error);
         let Ok(results) = self.unless_dead(commit) else { return false };
+        self.arena.auths_reached_disk(writes.iter().flat_map(Write::each).map(with_auth));
         let (mut good, mut bad) = (Vec::new(), Vec::new());
         for (write, result) in writes.iter().zip(results) {
             match result {
@@ -255,7 +261,8 @@ impl Shared {
                 for ((block, _), page) in data.zip(pages.bytes_mut().chunks_mut(BLOCK)) {
                     self.arena.copy_out(*block, page);
                 }
-                writes.push(Write { first: run[0], notes, data: pages });
+                let auths = self.arena.auths_of(run[0]..run[run.len() - 1] + 1);
+                writes.push(Write { first: run[0], notes, auths, data: pages });
             }
         }
         writes

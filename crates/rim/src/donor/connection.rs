@@ -451,7 +451,8 @@ impl<'a> Connection<'a> {
             return self.sending.outbox.error(header.cookie, errno, "");
         }
         if let Some(bytes) = late {
-            self.land(header, ticket, Coming::Bytes(&bytes, said));
+            let auths = std::mem::take(&mut self.auths);
+            self.land(header, ticket, Coming::Bytes(&bytes, auths.as_chunks().0, said));
             return wipe(bytes);
         }
         let len = u64::from(header.length);
@@ -524,6 +525,9 @@ impl<'a> Connection<'a> {
         let (offset, len) = (header.offset, u64::from(header.length));
         if self.grant.encrypted && self.write.refused.is_none() {
             match WholeBlocks::of(header, &self.auths) {
+                Some(_) if self.on_disk.as_ref().is_some_and(|on_disk| !on_disk.disk().keeps_auths()) => {
+                    self.write.refused = Some(Errno::NotSup);
+                }
                 Some(whole) => self.write.whole = Some(whole),
                 // What is there would be taken for something else.
                 None => self.write.refused = Some(Errno::Inval),

@@ -6,6 +6,7 @@
 //! Called by `connection`. Tests: `lab/disks.rs`.
 
 use crate::arena::{Arena, Begun, Said};
+use crate::auth::Auth;
 use crate::disk::{Disk, Hold, Landed, Teller, Told};
 use cheetah_core::donor::Ticket;
 use cheetah_core::limits::BLOCK_BYTES;
@@ -45,7 +46,8 @@ impl Waiting {
 /// What a write brings.
 #[derive(Clone, Copy)]
 pub(super) enum Coming<'a> {
-    Bytes(&'a [u8], Option<Said>),
+    /// Of an encrypted volume with the nonces and authentication tags of its blocks.
+    Bytes(&'a [u8], &'a [Auth], Option<Said>),
     Zeros,
 }
 
@@ -162,7 +164,9 @@ impl<'a> OnDisk<'a> {
         let number = teller.waits_for;
         let through = header.flags.contains(CmdFlags::FUA);
         let landed = match what {
-            Coming::Bytes(bytes, said) => self.disk.land(header.offset, bytes, said, through, teller),
+            Coming::Bytes(bytes, auths, said) => {
+                self.disk.land(header.offset, (bytes, auths), said, through, teller)
+            }
             Coming::Zeros => Some(self.disk.land_zeros(header.offset, header.length.into(), through, teller)),
         };
         if landed != Some(Landed::Waits) {

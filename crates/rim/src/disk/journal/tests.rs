@@ -2,8 +2,9 @@
 //! sector by sector.
 
 use super::*;
+use crate::auth::{self, AUTH_BYTES, Auth};
 use cheetah_core::checksum::ZERO_BLOCK_CRC;
-use cheetah_core::disk::{Held, Noted, PAGE_BYTES};
+use cheetah_core::disk::{Held, NO_AUTH, Noted, PAGE_BYTES};
 use cheetah_core::map::{DonorId, DonorSecret, VolumeId};
 use cheetah_core::seed::Seed;
 use std::collections::{BTreeMap, BTreeSet};
@@ -121,10 +122,33 @@ impl Blocks for Lossy {
     }
 }
 
-/// What a block may be: its content, or zeros.
-type Content = Option<Vec<u8>>;
+/// What a block may be: its content with its nonce and authentication tag, or zeros.
+type Content = Option<(Vec<u8>, Auth)>;
 
-fn random_write(seed: &mut Seed, used: &mut BTreeSet<u64>) -> (Write, Vec<Content>) {
+fn noted(content: &Content) -> Noted {
+    match content {
+        Some((bytes, auth)) => Noted { sum: crc32c(bytes) ^ auth::sum(auth), is_data: true, is_known: true },
+        None => Noted { sum: ZERO_BLOCK_CRC, is_data: false, is_known: true },
+    }
+}
+
+fn write_of(first: u64, contents: &[Content]) -> Write {
+    let auths = contents.iter().map(|content| content.as_ref().map_or(NO_AUTH, |(_, auth)| *auth));
+    let mut auths: Vec<Auth> = auths.collect();
+    if auths.iter().all(|auth| *auth == NO_AUTH) {
+        auths.clear();
+    }
+    let data: Vec<u8> = contents.iter().flatten().flat_map(|(bytes, _)| bytes.clone()).collect();
+    Write { first, notes: contents.iter().map(noted).collect(), auths, data: Pages::of(&data) }
+}
+
+fn random_auth(seed: &mut Seed) -> Auth {
+    let bytes: Vec<u8> = std::iter::repeat_with(|| seed.draw().to_le_bytes()).take(4).flatten().collect();
+    *bytes.first_chunk::<AUTH_BYTES>().expect("32 bytes")
+}
+
+/// Of a volume that is encrypted, or is not.
+fn random_write(seed: &mut Seed, used: &mut BTreeSet<u64>, is_encrypted: bool) -> (Write, Vec<Content>) {
     let (mut first, count) = (seed.draw() % 40, 1 + seed.draw() % 6);
     while (first..first + count).any(|block| used.contains(&block)) {
         first += 1;
@@ -132,16 +156,11 @@ fn random_write(seed: &mut Seed, used: &mut BTreeSet<u64>) -> (Write, Vec<Conten
     used.extend(first..first + count);
     let content = |seed: &mut Seed| -> Content {
         let fill = seed.draw();
-        (!fill.is_multiple_of(4)).then(|| fill.to_le_bytes().repeat(BLOCK / 8))
+        let auth = if is_encrypted { random_auth(seed) } else { NO_AUTH };
+        (!fill.is_multiple_of(4)).then(|| (fill.to_le_bytes().repeat(BLOCK / 8), auth))
     };
     let contents: Vec<Content> = (0..count).map(|_| content(seed)).collect();
-    let note = |content: &Content| match content {
-        Some(bytes) => Noted { sum: crc32c(bytes), is_data: true, is_known: true },
-        None => Noted { sum: ZERO_BLOCK_CRC, is_data: false, is_known: true },
-    };
-    let notes = contents.iter().map(note).collect();
-    let data = Pages::of(&contents.iter().flatten().flatten().copied().collect::<Vec<u8>>());
-    (Write { first, notes, data }, contents)
+    (write_of(first, &contents), contents)
 }
 
 fn on(blocks: &Arc<Lossy>) -> OnBlocks {
@@ -160,19 +179,26 @@ fn opened(blocks: &Arc<Lossy>, place: Place) -> Journal {
 
 /// What a reader would get; None where it is wrong.
 fn content(journal: &mut Journal, block: u64) -> Option<Content> {
-    let noted = journal.noted(block);
+    let (noted, auth) = (journal.noted(block), journal.auth(block));
     if !noted.is_data {
+        assert_eq!(auth, NO_AUTH, "zeros have none");
         return Some(None);
     }
+    let bytes = raw(journal, block);
+    (crc32c(&bytes) ^ auth::sum(&auth) == noted.sum).then_some(Some((bytes, auth)))
+}
+
+/// What the disk has there, whatever that is.
+fn raw(journal: &Journal, block: u64) -> Vec<u8> {
     let mut page = Pages::new(BLOCK);
-    let at = journal.place().block(block);
-    journal.disk().0.read_at(at, page.bytes_mut()).expect("there is power");
-    (crc32c(page.bytes()) == noted.sum).then(|| Some(page.bytes().to_vec()))
+    journal.disk().0.read_at(journal.place().block(block), page.bytes_mut()).expect("there is power");
+    page.bytes().to_vec()
 }
 
 fn life_of_a_disk(seed: u64) {
+    let is_encrypted = seed.is_multiple_of(2);
+    let place = Place { extents: 1, keeps_auths: is_encrypted || seed.is_multiple_of(3) };
     let mut seed = Seed(seed);
-    let place = Place { extents: 1 };
     let blocks = Arc::new(Lossy::default());
     let format = Journal::format(on(&blocks), DonorId(1), DonorSecret(2), place);
     let mut journal = format.expect("there is power");
@@ -188,7 +214,7 @@ fn life_of_a_disk(seed: u64) {
             let mut used = BTreeSet::new();
             let count = 1 + seed.draw() % 3;
             let (writes, contents): (Vec<_>, Vec<_>) =
-                (0..count).map(|_| random_write(&mut seed, &mut used)).unzip();
+                (0..count).map(|_| random_write(&mut seed, &mut used, is_encrypted)).unzip();
             let each = writes.iter().map(Write::blocks).zip(contents);
             let news: BTreeMap<u64, Content> =
                 each.flat_map(|(blocks, contents)| blocks.zip(contents)).collect();
@@ -201,6 +227,12 @@ fn life_of_a_disk(seed: u64) {
             }
         }
         blocks.cut(&mut seed);
+        if seed.draw().is_multiple_of(2) {
+            // Also while what was found is put down.
+            blocks.locked().left = 2 + (seed.draw() % 30) as u32;
+            let _ = Journal::open(on(&blocks), place.bytes());
+            blocks.cut(&mut seed);
+        }
         journal = opened(&blocks, place);
         assert_eq!(*journal.held(), held);
         for block in 0..64 {
@@ -214,6 +246,11 @@ fn life_of_a_disk(seed: u64) {
                         found.as_ref().is_none_or(|it| it == new || *it == acknowledged),
                         "block {block}"
                     );
+                    // What was not torn is right, with what belongs to it.
+                    let there = raw(&journal, block);
+                    let is_whole = |content: &Content| content.as_ref().is_some_and(|it| it.0 == there);
+                    let is_one = is_whole(new) || is_whole(&acknowledged);
+                    assert!(found.is_some() || !is_one, "block {block} is all there");
                     if found == Some(new.clone()) && *new != acknowledged {
                         let is_marked = dirty.iter().any(|range| range.contains(&(block * BLOCK_BYTES)));
                         assert!(is_marked, "who writes next asks whether others have block {block}");
@@ -230,11 +267,10 @@ fn life_of_a_disk(seed: u64) {
 
 /// As redundancy heals it.
 fn rewrite(journal: &mut Journal, is: &mut BTreeMap<u64, Content>, block: u64) {
-    let bytes = vec![7; BLOCK];
-    let notes = vec![Noted { sum: crc32c(&bytes), is_data: true, is_known: true }];
-    let write = Write { first: block, notes, data: Pages::of(&bytes) };
+    let content = Some((vec![7; BLOCK], NO_AUTH));
+    let write = write_of(block, std::slice::from_ref(&content));
     journal.commit(&[write], none).expect("there is power").remove(0).expect("there is power");
-    is.insert(block, Some(bytes));
+    is.insert(block, content);
 }
 
 #[test]
@@ -246,17 +282,20 @@ fn what_was_acknowledged_is_there_whenever_power_goes() {
 
 #[test]
 fn what_was_wiped_is_gone_and_does_not_come_back() {
-    let place = Place { extents: 2 };
-    for cut in 2..40 {
+    let place = Place::of(2);
+    for cut in 2..40_u32 {
         let blocks = Arc::new(Lossy::default());
         let format = Journal::format(on(&blocks), DonorId(1), DonorSecret(2), place);
         let mut journal = format.expect("there is power");
         let owners = BTreeMap::from([(0, VOLUME), (1, VOLUME)]);
         journal.keep(Held { owners, ..Held::default() }).expect("there is power");
         let mut seed = Seed(cut.into());
-        let (write, _) = random_write(&mut seed, &mut BTreeSet::new());
+        let (write, _) = random_write(&mut seed, &mut BTreeSet::new(), true);
         let touched = write.blocks();
         journal.commit(&[write], none).expect("there is power");
+        if cut.is_multiple_of(2) {
+            journal.begin_anew(Vec::new()).expect("there is power");
+        }
         blocks.locked().left = cut;
         let wiped = journal.wipe(&[0], none).is_ok();
         let _ = journal.begin_anew(Vec::new());
@@ -264,6 +303,10 @@ fn what_was_wiped_is_gone_and_does_not_come_back() {
         let journal = opened(&blocks, place);
         for block in touched.filter(|_| wiped) {
             assert!(!journal.noted(block).is_known, "cut after {cut} calls");
+            assert_eq!(journal.auth(block), NO_AUTH, "cut after {cut} calls");
+            let mut auths = Pages::new(PAGE);
+            blocks.read_at(place.auths(0), auths.bytes_mut()).expect("there is power");
+            assert!(auths.bytes().iter().all(|byte| *byte == 0), "nor of what belonged to it");
             let mut page = Pages::new(BLOCK);
             blocks.read_at(place.block(block), page.bytes_mut()).expect("there is power");
             assert!(page.bytes().iter().all(|byte| *byte == 0), "no byte stays on the disk");
@@ -273,7 +316,7 @@ fn what_was_wiped_is_gone_and_does_not_come_back() {
 
 #[test]
 fn what_rots_behind_a_mark_is_wrong_and_not_what_it_was_before() {
-    let place = Place { extents: 1 };
+    let place = Place::of(1);
     let blocks = Arc::new(Lossy::default());
     let format = Journal::format(on(&blocks), DonorId(1), DonorSecret(2), place);
     let mut journal = format.expect("there is power");
@@ -286,4 +329,60 @@ fn what_rots_behind_a_mark_is_wrong_and_not_what_it_was_before() {
     blocks.write_at(place.block(3), &[8; BLOCK]).and_then(|()| blocks.flush()).expect("it rots");
     let mut journal = opened(&blocks, place);
     assert_eq!(content(&mut journal, 3), None, "it was acknowledged, and is not zeros");
+}
+
+#[test]
+fn what_belongs_to_another_volume_before_is_not_taken_for_this_ones() {
+    let place = Place::of(1);
+    let blocks = Arc::new(Lossy::default());
+    // What a disk had before it was lent.
+    for page in 0..place.block(0) / PAGE_BYTES {
+        blocks.locked().put(page * PAGE_BYTES, &[0xee; PAGE]);
+    }
+    let format = Journal::format(on(&blocks), DonorId(1), DonorSecret(2), place);
+    let mut journal = format.expect("there is power");
+    let owners = BTreeMap::from([(0, VOLUME)]);
+    journal.keep(Held { owners, ..Held::default() }).expect("there is power");
+    let content = Some((vec![3; BLOCK], [9; AUTH_BYTES]));
+    journal.commit(&[write_of(5, std::slice::from_ref(&content))], none).expect("there is power");
+    for begins_anew in [false, true] {
+        if begins_anew {
+            journal.begin_anew(Vec::new()).expect("there is power");
+        }
+        let mut journal = opened(&blocks, place);
+        assert_eq!(self::content(&mut journal, 5), Some(content.clone()));
+        assert!((0..5).chain(6..1000).all(|block| journal.auth(block) == NO_AUTH));
+    }
+}
+
+#[test]
+fn a_disk_of_an_earlier_version_has_no_tags_until_it_is_let_go() {
+    let bytes = 3 * cheetah_core::limits::EXTENT_BYTES;
+    let place = Place { extents: 2, keeps_auths: false };
+    let blocks = Arc::new(Lossy::default());
+    let format = Journal::format(on(&blocks), DonorId(1), DonorSecret(2), place);
+    let owners = BTreeMap::from([(0, VOLUME)]);
+    let held = Held { owners, ..Held::default() };
+    format.expect("there is power").keep(held).expect("there is power");
+    let open = || Journal::open(on(&blocks), bytes).expect("it is ours").expect("it is not blank");
+    let mut journal = open();
+    assert_eq!(journal.place(), place);
+    let with_auth = write_of(5, &[Some((vec![3; BLOCK], [9; AUTH_BYTES]))]);
+    let refused = journal.commit(&[with_auth], none);
+    assert!(matches!(refused, Err(JournalError::NoAuths)), "{refused:?}");
+    let plain = Some((vec![3; BLOCK], NO_AUTH));
+    journal.commit(&[write_of(5, std::slice::from_ref(&plain))], none).expect("there is power");
+    let mut journal = open();
+    assert_eq!(content(&mut journal, 5), Some(plain));
+    assert!(matches!(journal.renew(DonorId(3), DonorSecret(4)), Err(JournalError::Holds)));
+    journal.wipe(&[0], none).expect("there is power");
+    journal.keep(Held::default()).expect("there is power");
+    journal.renew(DonorId(3), DonorSecret(4)).expect("there is power");
+    let journal = open();
+    assert_eq!((journal.donor(), journal.secret()), (DonorId(3), DonorSecret(4)));
+    assert_eq!(Some(journal.place()), Place::on(bytes));
+    assert!(journal.place().keeps_auths && *journal.held() == Held::default());
+    let mut known = 0;
+    journal.each_known(|_, _| known += 1);
+    assert_eq!(known, 0);
 }
