@@ -151,9 +151,14 @@ fn when(load: &Load) -> String {
 pub fn lines(content: &Content, unreadable: &[LostRange]) -> Vec<String> {
     let mut lines = vec![format!("content     {}", sentence(content))];
     if let Some(sealed) = &content.sealed {
-        let Sealed { at, by, root, .. } = &**sealed;
+        let Sealed { at, by, root, contents, .. } = &**sealed;
         lines.push(format!("sealed      {} by {by}: nobody changes it any more", show_time(*at)));
-        lines.push(format!("            BLAKE3 of the volume  {root}"));
+        lines.push(format!("            BLAKE3 of the volume  {}", sealed.blake3()));
+        if contents.is_some() {
+            lines.push(format!(
+                "            over its ciphertext   {root}: what donors hold is checked against this"
+            ));
+        }
     }
     let Some(load) = &content.load else {
         lines.extend(content.written.iter().map(|written| format!("            {}", since_made(written))));

@@ -11,9 +11,8 @@ use crate::chunks;
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::progress::Shown;
-use crate::proofs::Proving;
+use crate::proofs::{Proving, Roots};
 use cheetah_core::content::{ByteRange, cover};
-use cheetah_core::proofs::Root;
 use cheetah_rim::buffer::LARGE_BYTES;
 use cheetah_rim::volume::{Completion, Op, Sink, Submission, VolumeError, VolumeHandle};
 use cheetah_source::{Source, Unreadable};
@@ -104,8 +103,8 @@ impl Progress {
 /// What came of copying.
 pub struct Copied {
     pub file_hashes: Hashes,
-    /// BLAKE3 of the same, where that is proved.
-    pub root: Option<Root>,
+    /// What the volume comes to, where that is proved.
+    pub roots: Option<Roots>,
     /// Of the source, bytes that were zeros and take no memory.
     pub zero_bytes: u64,
     /// So much of the volume was read and is what the source holds.
@@ -236,8 +235,10 @@ pub fn copy(
         hashing.feed(chunk);
         proving.iter().for_each(|proving| proving.feed(chunk));
     };
+    let reached = |end: u64| proving.as_ref().map_or(Ok(()), |proving| proving.reached(end));
     let shown = Shown::start("loading", volume.name(), source.size());
     let confirmed = confirm(source, volume, known, progress, &take, &shown)?;
+    reached(confirmed)?;
     let volume_hashing = hashing.fork()?;
     let (sink, done) = mpsc::channel();
     let sink: Arc<dyn Sink> = Arc::new(ToChannel(sink));
@@ -248,6 +249,7 @@ pub fn copy(
         under_way.remove(&completion.token);
         if let Some(first) = under_way.first() {
             progress.done.fetch_max(*first, Ordering::AcqRel);
+            reached(*first)?;
         }
         Ok(())
     };
@@ -289,8 +291,9 @@ pub fn copy(
     read?;
     progress.done.store(source.size(), Ordering::Release);
     shown.finish_and_clear();
-    let root = proving.map(Proving::finish).transpose()?;
-    Ok(Copied { file_hashes: hashing.finish()?, root, zero_bytes, confirmed, hashing: volume_hashing })
+    reached(source.size())?;
+    let roots = proving.map(Proving::finish).transpose()?;
+    Ok(Copied { file_hashes: hashing.finish()?, roots, zero_bytes, confirmed, hashing: volume_hashing })
 }
 
 /// How much of the volume, from its start, is what the source holds: read from both, at most `known` bytes.

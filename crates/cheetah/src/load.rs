@@ -21,13 +21,13 @@ use crate::mapfile;
 use crate::on_disk;
 use crate::output;
 use crate::pool::{encryption, find, unexpected, volume};
+use crate::proofs::Roots;
 use crate::seal;
 use crate::signals::Signals;
 use crate::verify;
 use cheetah_client::{Lease, Volume};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
 use cheetah_core::content::{Check, Fill, FillFrom, Loaded, OnDisk, Sealing, Source, Tell, ToLoad};
-use cheetah_core::proofs::Root;
 use cheetah_core::text::written;
 use cheetah_core::units::show_bytes;
 use cheetah_rim::control::{CallError, Client, own_name};
@@ -210,7 +210,7 @@ impl Loading {
         if self.lease.granted.map.write_back {
             volume.flush().await.map_err(|error| Broken::By(error.into()))?;
         }
-        let Copied { file_hashes, root, zero_bytes, confirmed, hashing } = copied;
+        let Copied { file_hashes, roots, zero_bytes, confirmed, hashing } = copied;
         let seconds = started.elapsed().as_secs_f64().max(1e-6);
         self.tell_loaded(&file_hashes, Check::No, file_changed.as_ref()).await?;
         let by_donors = match options.no_verify || options.read_back {
@@ -259,8 +259,8 @@ impl Loading {
             on_disk,
             sealed: None,
         };
-        if let Some(root) = root {
-            self.seal(root, &mut report).await?;
+        if let Some(roots) = roots {
+            self.seal(roots, &mut report).await?;
         }
         Ok(report)
     }
@@ -277,16 +277,7 @@ impl Loading {
             ));
             return false;
         }
-        let map = &self.lease.granted.map;
-        if map.encrypted && seals(options) {
-            output::note(&format!(
-                "volume '{}' is not sealed: an encrypted volume cannot be yet, and each of its blocks has an authentication \
-                 tag",
-                self.name
-            ));
-            return false;
-        }
-        let has_room = map.proofs.is_some();
+        let has_room = self.lease.granted.map.proofs.is_some();
         if !has_room {
             output::note(&seal::no_room(name, bytes).message);
         }
@@ -294,16 +285,16 @@ impl Loading {
     }
 
     /// What is not what it was to be may have to be loaded again, and is not sealed.
-    async fn seal(&mut self, root: Root, report: &mut LoadReport) -> Result<(), Broken> {
+    async fn seal(&mut self, roots: Roots, report: &mut LoadReport) -> Result<(), Broken> {
         if !report.is_right(&self.name) {
             return Ok(());
         }
         let Hashes { md5, sha1, sha256 } = report.file_hashes.clone();
         let by_reading = report.checked_by == CheckedBy::ReadingBack;
-        seal::tell_sealed(&self.lease, Sealing { root, md5, sha1, sha256, by_reading })
-            .await
-            .map_err(Broken::By)?;
-        report.sealed = Some(root);
+        let Roots { root, contents } = roots;
+        let sealing = Sealing { root, contents, md5, sha1, sha256, by_reading };
+        seal::tell_sealed(&self.lease, sealing).await.map_err(Broken::By)?;
+        report.sealed = Some(roots.blake3());
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use crate::files;
 use crate::output;
 use crate::pool::{find, unexpected};
 use cheetah_core::api::{Answer, Call, Manifest, SignedText};
-use cheetah_core::map::VolumeMap;
+use cheetah_core::api::{Attached, MANIFEST_OF_CIPHERTEXT};
 use cheetah_core::text::written;
 use cheetah_rim::control::Client;
 use cheetah_rim::control::signing::{self, PublicKey};
@@ -23,6 +23,8 @@ use std::path::Path;
 
 /// Of the name of its signature, the end.
 const SIGNATURE: &str = "minisig";
+/// What each says that it is.
+const FORMAT: &str = "cheetah manifest";
 /// A manifest is small; what is larger is none.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
@@ -91,10 +93,18 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Whether the volume was sealed as what the file says, and whose word that is: for people.
-pub async fn compare(pool: &Client, map: &VolumeMap, path: &Path) -> Result<String, Failure> {
+pub async fn compare(pool: &Client, granted: &Attached, path: &Path) -> Result<String, Failure> {
+    let Attached { map, content, .. } = granted;
     let bytes = read(path).map_err(|why| files::cannot("read", path, &why))?;
     let shown = path.display().to_string();
     let given: Manifest = serde_json::from_slice(&bytes).map_err(|why| not_one(&shown, &why))?;
+    if given.format != FORMAT || given.version > MANIFEST_OF_CIPHERTEXT {
+        let Manifest { format, version, .. } = &given;
+        let text = format!(
+            "{shown} is a '{format}' of version {version}, which this program does not know: check it with a newer one"
+        );
+        return Err(Failure::new(Exit::Refused, text));
+    }
     let beside = files::beside(path, SIGNATURE);
     let by = match read(&beside) {
         Ok(signature) => {
@@ -111,8 +121,11 @@ pub async fn compare(pool: &Client, map: &VolumeMap, path: &Path) -> Result<Stri
     };
     let differs = if given.id != map.volume {
         Some(format!("is of volume {} with the identity {}", given.volume, given.id))
-    } else if Some(given.hashes.blake3) != map.seal() || given.bytes != map.size {
-        Some(format!("says {} bytes with BLAKE3 {}", given.bytes, given.hashes.blake3))
+    } else if Some(given.root()) != map.seal() || given.bytes != map.size {
+        Some(format!("says {} bytes with BLAKE3 {}", given.bytes, given.root()))
+    } else if content.sealed.as_ref().is_some_and(|sealed| sealed.blake3() != given.hashes.blake3) {
+        // Of ciphertext that the root proves its contents follow, and whoever sealed it said what they are.
+        Some(format!("says that its contents have BLAKE3 {}", given.hashes.blake3))
     } else {
         None
     };

@@ -37,8 +37,12 @@ struct Forged {
 
 /// Reads all of it.
 pub async fn read_through(volume: &Volume, root: Root) -> Result<Proved, Failure> {
-    let (handle, bytes) = (volume.handle().clone(), volume.size());
-    let load = volume.lease().granted.content.load.as_ref();
+    let own = volume.undisclosed()?;
+    let handle = own.as_ref().unwrap_or(volume.handle()).clone();
+    let bytes = volume.size();
+    let content = &volume.lease().granted.content;
+    let blake3 = content.sealed.as_ref().map_or(root, |sealed| sealed.blake3());
+    let load = content.load.as_ref();
     let known: Vec<ByteRange> = load.map(|load| load.unreadable.clone()).unwrap_or_default();
     let before = wrong_in_memory(volume).await;
     let (mut bytes_proved, mut bytes_unreadable, mut errors) = (0, 0, Vec::new());
@@ -66,7 +70,11 @@ pub async fn read_through(volume: &Volume, root: Root) -> Result<Proved, Failure
         shown.finish_and_clear();
         Ok((bytes_proved, bytes_unreadable, errors))
     });
-    let (bytes_proved, bytes_unreadable, errors) = read.await?;
+    let read = read.await;
+    if let Some(own) = own {
+        own.close().await;
+    }
+    let (bytes_proved, bytes_unreadable, errors) = read?;
     let had = |name: &str| before.iter().find(|(known, _)| known == name).map_or(0, |(_, blocks)| *blocks);
     let mut forged: Vec<Forged> = wrong_in_memory(volume)
         .await
@@ -75,7 +83,7 @@ pub async fn read_through(volume: &Volume, root: Root) -> Result<Proved, Failure
         .filter(|forged| forged.blocks > 0)
         .collect();
     forged.sort_by_cached_key(|forged| natural(&forged.donor));
-    Ok(Proved { blake3: root, bytes_proved, bytes_unreadable, errors, forged })
+    Ok(Proved { blake3, bytes_proved, bytes_unreadable, errors, forged })
 }
 
 async fn wrong_in_memory(volume: &Volume) -> Vec<(String, u64)> {

@@ -12,7 +12,7 @@ use crate::load::{blocking, tell_until_heard};
 use crate::output;
 use crate::pool::find;
 use crate::progress::Shown;
-use crate::proofs::Proving;
+use crate::proofs::{Proving, Roots};
 use crate::signals::Signals;
 use cheetah_client::{Lease, Volume};
 use cheetah_core::content::{ByteRange, Content, Sealing, Tell, cover};
@@ -130,7 +130,7 @@ async fn read_and_prove(
     let started = Instant::now();
     let work = blocking(move || read_all(&handle, bytes, &known, &noted));
     let mut work = std::pin::pin!(work);
-    let (hashes, root, unreadable) = tokio::select! {
+    let (hashes, roots, unreadable) = tokio::select! {
         done = &mut work => done?,
         _ = signals.next() => {
             progress.stop();
@@ -142,13 +142,14 @@ async fn read_and_prove(
     let name = volume.lease().volume().to_owned();
     check_as_loaded(content, &name, bytes, &hashes)?;
     let Hashes { md5, sha1, sha256 } = hashes.clone();
-    let sealing = Sealing { root, md5, sha1, sha256, by_reading: true };
+    let Roots { root, contents } = roots;
+    let sealing = Sealing { root, contents, md5, sha1, sha256, by_reading: true };
     let report = SealReport {
         volume: name,
         bytes,
         seconds,
         bytes_per_second: bytes as f64 / seconds,
-        blake3: root,
+        blake3: roots.blake3(),
         hashes,
         unreadable,
     };
@@ -177,7 +178,7 @@ fn read_all(
     bytes: u64,
     known: &[ByteRange],
     progress: &Progress,
-) -> Result<(Hashes, Root, Vec<ByteRange>), Failure> {
+) -> Result<(Hashes, Roots, Vec<ByteRange>), Failure> {
     let (hashing, proving) = (Hashing::start(), Proving::start(volume, bytes));
     let shown = Shown::start("sealing", volume.name(), bytes);
     let mut unreadable = Vec::new();
@@ -196,6 +197,7 @@ fn read_all(
         };
         hashing.feed(&chunk);
         proving.feed(&chunk);
+        proving.reached(offset + chunk.len() as u64)?;
         shown.inc(chunk.len() as u64);
         Ok(true)
     })?;

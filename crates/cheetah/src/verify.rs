@@ -80,7 +80,7 @@ pub async fn verify(options: cli::Verify) -> Result<(), Failure> {
     let attach = Options { read_only: true, incomplete: true, raw: true, blind: true, ..Options::default() };
     let attached = Volume::open(&pool, &options.name, &attach).await?;
     let compared = match &options.manifest {
-        Some(file) => manifest::compare(&pool, &attached.lease().granted.map, file).await,
+        Some(file) => manifest::compare(&pool, &attached.lease().granted, file).await,
         None => Ok(String::new()),
     };
     let compared = match compared {

@@ -129,6 +129,17 @@ impl Volume {
         self.view.as_ref().map_or(own, |view| &view.handle)
     }
 
+    /// Of an encrypted volume: where reads end as those of tools do, and give nothing, for who asks whether
+    /// donors hold what was sealed. That takes no key. Closed by who asked.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn undisclosed(&self) -> Result<Option<VolumeHandle>, Error> {
+        let map = &self.lease.granted.map;
+        let view = || VolumeHandle::undisclosed(&self.handle, map.volume);
+        map.encrypted.then(view).transpose().map_err(Error::Machine)
+    }
+
     /// Under which it is served.
     #[must_use]
     pub fn lease(&self) -> &Lease {

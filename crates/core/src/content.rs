@@ -75,8 +75,12 @@ pub struct Sealed {
     pub at: UnixSeconds,
     /// The holder of the lease that it was sealed under.
     pub by: String,
-    /// BLAKE3 of all bytes of the volume, with zeros where its source could not be read; as are the others.
+    /// What proves each block. BLAKE3 of all bytes of the volume, with zeros where its source could not be
+    /// read, as are the others; of an encrypted volume, what the tree over its ciphertext comes to.
     pub root: Root,
+    /// Of an encrypted volume: BLAKE3 of its contents, as are the others. Absent: that is the root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contents: Option<Root>,
     /// MD5, 32 hexadecimal digits.
     pub md5: String,
     /// SHA-1, 40 hexadecimal digits.
@@ -95,6 +99,9 @@ pub struct Sealed {
 pub struct Sealing {
     /// As in [`Sealed`], like those that follow.
     pub root: Root,
+    /// Of an encrypted volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contents: Option<Root>,
     /// 32 hexadecimal digits.
     pub md5: String,
     /// 40 hexadecimal digits.
@@ -103,6 +110,14 @@ pub struct Sealing {
     pub sha256: String,
     /// As in [`Sealed`].
     pub by_reading: bool,
+}
+
+impl Sealed {
+    /// BLAKE3 of the contents, which `b3sum` prints of a copy.
+    #[must_use]
+    pub fn blake3(&self) -> Root {
+        self.contents.unwrap_or(self.root)
+    }
 }
 
 impl Content {

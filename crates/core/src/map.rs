@@ -418,7 +418,13 @@ impl VolumeMap {
     /// proofs.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.proofs.map_or(self.bytes_own(), |_| Tree::new(self.size).end())
+        self.proofs.map_or(self.bytes_own(), |_| self.tree().end())
+    }
+
+    /// The tree that proves it: over its bytes, or over whole blocks of its ciphertext.
+    #[must_use]
+    pub fn tree(&self) -> Tree {
+        Tree::new(self.bytes_own())
     }
 
     /// The hash that every block is proved by, once the volume is sealed.

@@ -139,10 +139,6 @@ fn what_an_encrypted_volume_cannot_be_yet_is_refused() {
     assert_eq!(made.map.donors().collect::<Vec<_>>(), [DonorId(1)]);
     let over = Create { overlay_of: Some("v".into()), ..Create::new("over", Size::Bytes(1)) };
     assert_refused(world.ask(Call::Create(over)), RefusalCode::Conflict, &["'v' is encrypted", "overlay"]);
-    let Call::Attach { name, attach } = attaching("v", false) else { panic!("an attach") };
-    let seals = cheetah_core::api::Attach { proofs: true, ..attach };
-    let sealed = world.ask(Call::Attach { name, attach: seals });
-    assert_refused(sealed, RefusalCode::Conflict, &["encrypted and cannot be sealed yet"]);
 }
 
 #[test]

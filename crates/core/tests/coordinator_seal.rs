@@ -1,7 +1,9 @@
 //! Sealed volumes: who may do what to one, and what donors are told of it.
 
 use crate::pool::{E, World, assert_refused, refused};
-use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Refusal, RefusalCode, Size, Validation};
+use cheetah_core::api::{
+    Answer, Attach, Attached, Call, Create, Refusal, RefusalCode, Size, Validation, WrappedKey,
+};
 use cheetah_core::content::{Check, Fill, FillFrom, Loaded, Sealing, Source, Tell};
 use cheetah_core::map::LeaseToken;
 use cheetah_core::proofs::{Root, Tree};
@@ -38,7 +40,10 @@ fn tell(world: &mut World, token: LeaseToken, tell: Tell) -> Result<Answer, Refu
 
 fn sealing(root: Root) -> Tell {
     let (md5, sha1, sha256) = ("0".repeat(32), "1".repeat(40), "a".repeat(64));
-    Tell { sealed: Some(Box::new(Sealing { root, md5, sha1, sha256, by_reading: true })), ..Tell::default() }
+    Tell {
+        sealed: Some(Box::new(Sealing { root, contents: None, md5, sha1, sha256, by_reading: true })),
+        ..Tell::default()
+    }
 }
 
 fn loaded() -> Tell {
@@ -248,4 +253,41 @@ fn the_report_of_a_validation_is_signed_by_its_hashes_alone() {
         let validation = Validation { html: html.to_owned(), json: json.clone() };
         assert_refused(world.ask(Call::Validation(validation)), RefusalCode::Invalid, &["SHA-256"]);
     }
+}
+
+/// What it is proved by and what it holds are two hashes, and whoever says one of them alone is refused.
+#[test]
+fn an_encrypted_volume_is_sealed_by_ciphertext_and_said_by_its_contents() {
+    let mut world = World::with_donors(&[8, 8, 8]);
+    let key = WrappedKey { check: "00000000000000aa".into(), wrapped: None };
+    let create = Create { redundancy: "parity:2+1".parse().ok(), ..Create::new("v", Size::Bytes(SIZE)) };
+    let create = Create { encrypted: Some(Box::new(key)), ..create };
+    world.ask(Call::Create(create)).expect("made");
+    let lease = attach(&mut world, to_seal()).expect("nobody has it");
+    let tree = Tree::new(SIZE.next_multiple_of(4096));
+    assert_eq!((lease.map.tree(), lease.map.bytes()), (tree, tree.end()), "whole blocks are proved");
+    let contents = Root([9; 32]);
+    let both = |contents| {
+        let sealed = sealing(ROOT).sealed.map(|sealed| Box::new(Sealing { contents, ..*sealed }));
+        Tell { sealed, ..Tell::default() }
+    };
+    refused(tell(&mut world, lease.token, both(None)), &["'v' is encrypted", "what its contents are"]);
+    assert!(world.show("v").map.seal().is_none());
+    tell(&mut world, lease.token, both(Some(contents))).expect("sealed");
+    let map = world.show("v").map;
+    assert_eq!(map.seal(), Some(ROOT), "readers check ciphertext");
+    let Ok(Answer::Manifest(manifest)) = world.ask(Call::Manifest { name: "v".into() }) else {
+        panic!("a sealed volume has one");
+    };
+    assert_eq!((manifest.version, manifest.hashes.blake3, manifest.root()), (2, contents, ROOT));
+    assert_eq!(manifest.encrypted.map(|encrypted| encrypted.root), Some(ROOT));
+
+    let mut world = self::world();
+    let lease = attach(&mut world, to_seal()).expect("nobody has it");
+    refused(tell(&mut world, lease.token, both(Some(contents))), &["'v' is not encrypted"]);
+    tell(&mut world, lease.token, both(None)).expect("sealed");
+    let Ok(Answer::Manifest(manifest)) = world.ask(Call::Manifest { name: "v".into() }) else {
+        panic!("one")
+    };
+    assert_eq!((manifest.version, manifest.encrypted.as_ref(), manifest.root()), (1, None, ROOT));
 }

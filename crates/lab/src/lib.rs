@@ -4,7 +4,7 @@
 //! child processes ([`process`], [`command`]), the program under test ([`pool`], [`lone`]), also with
 //! disks ([`disks`]), or with faults in it ([`planted`]), servers that others wrote ([`rivals`],
 //! [`web`], [`etcd`]) and what certifies them ([`authority`]), real disk images ([`images`]), loads
-//! that check what they read ([`fio`], [`writer`]), bits that flip in a donor's memory ([`flip`],
+//! that check what they read ([`fio`], [`writer`]), bits that flip in a donor's memory ([`flip`], and a look into it, [`peek`],
 //! [`loaded`]), what `verify` says of them ([`verified`]), and the table of faults ([`faults`]). Never:
 //! needed by the product; a sleep that hopes (see [`wait`]); a skip for a tool that is missing (see
 //! [`tools`]). Invariant: whatever a test starts carries the test process' [`mark`], so that it is
@@ -36,6 +36,7 @@ pub mod loaded;
 pub mod lone;
 pub mod mark;
 pub mod mounted;
+pub mod peek;
 pub mod planted;
 pub mod pool;
 pub mod process;

@@ -1,14 +1,17 @@
 //! The hashing of sealed volumes: proofs made of what a volume holds, and blocks checked against them.
 //!
-//! Owns BLAKE3's subtrees, and the pages that a reader has. Never: where pages lie (`core::proofs`), or how
+//! Owns BLAKE3's subtrees, and the pages that a reader has. Of an encrypted volume the proof of a block is
+//! BLAKE3 of its ciphertext, nonce and authentication tag, so that who has no key proves all of it as well. Never: where pages lie (`core::proofs`), or how
 //! they are fetched (`volume::proving`). Invariant: a page counts as known only when it came to the proof
 //! that the page above has of it, and the topmost to the root; so whatever is known follows from the root
 //! alone. Tests: below, `lab/tests/seal.rs`.
 
+use crate::auth::{Auth, NONE};
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_core::proofs::{Block, PROOF_BYTES, PROOFS_PER_PAGE, Page, Root, Tree};
 use std::collections::{HashMap, VecDeque};
+use std::sync::LazyLock;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 /// Pages of the lowest level that a reader keeps: of 4 GiB of a volume, in 64 MiB.
@@ -17,7 +20,27 @@ const PAGES_MAX: usize = 8192;
 const RUN_BYTES: usize = 1 << 20;
 
 /// The chaining value of a subtree, or the root where that is all there is.
-type Proof = [u8; PROOF_BYTES as usize];
+pub type Proof = [u8; PROOF_BYTES as usize];
+
+/// Of a block of an encrypted volume that was never written.
+static OF_NOTHING: LazyLock<Proof> = LazyLock::new(|| hash_of_ciphertext(&[0; BLOCK], &NONE));
+
+/// The proof of one block of ciphertext, with what is kept beside it.
+pub(crate) fn proof_of_ciphertext(bytes: &[u8], auth: &Auth) -> Proof {
+    if *auth == NONE && bytes.iter().all(|byte| *byte == 0) {
+        return *OF_NOTHING;
+    }
+    hash_of_ciphertext(bytes, auth)
+}
+
+fn hash_of_ciphertext(bytes: &[u8], auth: &Auth) -> Proof {
+    *blake3::Hasher::new().update(bytes).update(auth).finalize().as_bytes()
+}
+
+/// The proof of a block of an encrypted volume that was made zeros as a whole.
+pub(crate) fn proof_of_nothing() -> Proof {
+    *OF_NOTHING
+}
 
 /// The proof of the bytes of one block, or of a run of them that is a subtree.
 fn proof_of(tree: Tree, offset: u64, bytes: &[u8]) -> Proof {
@@ -56,7 +79,7 @@ fn proofs_in(page: &[u8], count: u32) -> Vec<Proof> {
     page.as_chunks::<{ PROOF_BYTES as usize }>().0.iter().take(count as usize).copied().collect()
 }
 
-/// Makes the proofs of a volume whose bytes it is fed in order.
+/// Makes the proofs of a volume whose bytes it is fed in order, or the proofs of its blocks.
 #[derive(Debug)]
 pub struct Builder {
     tree: Tree,
@@ -70,10 +93,9 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// For a volume of this many bytes.
+    /// For a volume with this tree.
     #[must_use]
-    pub fn new(size: u64) -> Builder {
-        let tree = Tree::new(size);
+    pub fn new(tree: Tree) -> Builder {
         let levels = (0..tree.levels()).map(|_| (0, Vec::with_capacity(PROOFS_PER_PAGE as usize))).collect();
         Builder { tree, fed: 0, rest: Vec::with_capacity(BLOCK), levels, ready: Vec::new(), root: None }
     }
@@ -97,6 +119,13 @@ impl Builder {
                 self.rest = rest;
                 self.rest.clear();
             }
+        }
+    }
+
+    /// The proofs of the next blocks, of an encrypted volume.
+    pub fn feed_proofs(&mut self, proofs: &[Proof]) {
+        for proof in proofs {
+            self.push(0, *proof);
         }
     }
 
@@ -148,6 +177,8 @@ impl Builder {
 pub struct Pages {
     tree: Tree,
     root: Root,
+    /// Its blocks are ciphertext.
+    encrypted: bool,
     known: HashMap<Page, Known>,
     /// Of the lowest level, in the order in which they came.
     order: VecDeque<Page>,
@@ -181,10 +212,16 @@ pub enum Checked {
 }
 
 impl Pages {
-    /// Of a volume of this many bytes, sealed as this.
+    /// Of a volume with this tree, sealed as this.
     #[must_use]
-    pub fn new(size: u64, root: Root) -> Pages {
-        Pages { tree: Tree::new(size), root, known: HashMap::new(), order: VecDeque::new() }
+    pub fn new(tree: Tree, root: Root) -> Pages {
+        Pages { tree, root, encrypted: false, known: HashMap::new(), order: VecDeque::new() }
+    }
+
+    /// Of one that is encrypted.
+    #[must_use]
+    pub fn of_ciphertext(tree: Tree, root: Root) -> Pages {
+        Pages { encrypted: true, ..Pages::new(tree, root) }
     }
 
     /// The shape of its tree.
@@ -225,9 +262,10 @@ impl Pages {
         None
     }
 
-    /// Checks whole blocks that follow each other, from this one on.
+    /// Checks whole blocks that follow each other, from this one on. `auths`: what is kept beside each, of
+    /// an encrypted volume.
     #[must_use]
-    pub fn check(&self, block: u64, bytes: &[u8]) -> Checked {
+    pub(crate) fn check(&self, block: u64, bytes: &[u8], auths: &[Auth]) -> Checked {
         let (mut at, mut wrong) = (block, 0);
         let end = block + (bytes.len() / BLOCK) as u64;
         while at < end {
@@ -242,7 +280,8 @@ impl Pages {
             }
             for nth in 0..run {
                 let here = &here[index(nth) * BLOCK..][..BLOCK];
-                wrong += u32::from(!self.is_right(at + nth, here));
+                let auth = auths.get(index(at + nth - block)).unwrap_or(&NONE);
+                wrong += u32::from(!self.is_right(at + nth, here, auth));
             }
             at += run;
         }
@@ -252,7 +291,7 @@ impl Pages {
     /// How many blocks from here on are a subtree inside one page, all of them to be checked.
     fn run(&self, at: u64, end: u64) -> u64 {
         let end = end.min(self.tree.blocks());
-        if at >= end {
+        if at >= end || self.encrypted {
             return 1;
         }
         let left = end - at;
@@ -270,15 +309,19 @@ impl Pages {
         proof.is_some_and(|proof| *proof == proof_of(self.tree, offset, &bytes[..index(len)]))
     }
 
-    fn is_right(&self, block: u64, bytes: &[u8]) -> bool {
+    fn is_right(&self, block: u64, bytes: &[u8], auth: &Auth) -> bool {
         match self.tree.block(block) {
             Some(Block::Data { bytes: len }) => {
-                let proof = proof_of(self.tree, block * BLOCK_BYTES, &bytes[..len as usize]);
+                let proof = match self.encrypted {
+                    true => proof_of_ciphertext(bytes, auth),
+                    false => proof_of(self.tree, block * BLOCK_BYTES, &bytes[..len as usize]),
+                };
                 let place = self.tree.proof_of_block(block);
                 // What stands behind the end of the volume is given to nobody.
                 self.proof(place.page, place.nth) == Some(proof)
             }
-            Some(Block::Proofs(page)) => self.is_right_page(page, bytes),
+            // Pages are no secret, and have nothing beside them.
+            Some(Block::Proofs(page)) => *auth == NONE && self.is_right_page(page, bytes),
             // Behind all that was sealed nobody reads.
             None => true,
         }
@@ -320,6 +363,7 @@ fn index(number: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::auth::AUTH_BYTES;
 
     fn content(size: u64) -> Vec<u8> {
         (0..size).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
@@ -328,7 +372,7 @@ mod tests {
     /// The volume with its proofs behind it, and the root.
     fn sealed(size: u64) -> (Vec<u8>, Root) {
         let bytes = content(size);
-        let mut builder = Builder::new(size);
+        let mut builder = Builder::new(Tree::new(size));
         let (mut pages, mut at) = (Vec::new(), 0);
         for step in [1, 4095, 70_000, 5].into_iter().cycle() {
             let end = bytes.len().min(at + step);
@@ -373,15 +417,19 @@ mod tests {
     fn what_was_sealed_fits_and_every_changed_block_is_found() {
         for size in SIZES {
             let (mut all, root) = sealed(size);
-            let mut pages = Pages::new(size, root);
+            let mut pages = Pages::new(Tree::new(size), root);
             learn_all(&mut pages, &all);
             let blocks = (all.len() / BLOCK) as u64;
-            assert_eq!(pages.check(0, &all), Checked::Wrong(0), "{size}");
+            assert_eq!(pages.check(0, &all, &[]), Checked::Wrong(0), "{size}");
             for block in (0..blocks).step_by(37).chain([blocks - 1]) {
                 let at = index(block) * BLOCK;
                 all[at] ^= 1;
-                assert_eq!(pages.check(0, &all), Checked::Wrong(1), "{size}: block {block}");
-                assert_eq!(pages.check(block, &all[at..at + BLOCK]), Checked::Wrong(1), "{size}: {block}");
+                assert_eq!(pages.check(0, &all, &[]), Checked::Wrong(1), "{size}: block {block}");
+                assert_eq!(
+                    pages.check(block, &all[at..at + BLOCK], &[]),
+                    Checked::Wrong(1),
+                    "{size}: {block}"
+                );
                 all[at] ^= 1;
             }
         }
@@ -392,17 +440,69 @@ mod tests {
     fn nothing_is_believed_that_does_not_follow_from_the_root() {
         let size = 300 * 4096;
         let (all, root) = sealed(size);
-        let mut pages = Pages::new(size, root);
+        let mut pages = Pages::new(Tree::new(size), root);
         let Some(top) = pages.missing(0) else { panic!("nothing is known") };
-        assert_eq!(pages.check(0, &all[..BLOCK]), Checked::Needs(top));
+        assert_eq!(pages.check(0, &all[..BLOCK], &[]), Checked::Needs(top));
         let at = index(pages.tree().offset(top));
         let mut forged = all[at..at + BLOCK].to_vec();
         forged[..32].fill(7);
         assert!(!pages.learn(top, &forged));
         learn_all(&mut pages, &all);
-        assert_eq!(pages.check(1, &all[..BLOCK]), Checked::Wrong(1), "block 0 in the place of block 1");
+        assert_eq!(pages.check(1, &all[..BLOCK], &[]), Checked::Wrong(1), "block 0 in the place of block 1");
         let other = Page { level: 0, index: 1 };
         let at = index(pages.tree().offset(Page { level: 0, index: 0 }));
         assert!(!pages.learn(other, &all[at..at + BLOCK]));
+    }
+
+    /// Blocks of ciphertext, with what is kept beside each, and the proofs behind them.
+    fn sealed_ciphertext(blocks: u64) -> (Vec<u8>, Vec<Auth>, Tree, Root) {
+        let tree = Tree::new(blocks * BLOCK_BYTES);
+        let mut all = content(tree.size());
+        let mut auths: Vec<Auth> = (0..blocks).map(|block| [block as u8 + 1; AUTH_BYTES]).collect();
+        // One that was never written.
+        all[BLOCK..2 * BLOCK].fill(0);
+        auths[1] = NONE;
+        let mut builder = Builder::new(tree);
+        for (block, auth) in all.chunks(BLOCK).zip(&auths) {
+            builder.feed_proofs(&[proof_of_ciphertext(block, auth)]);
+        }
+        let pages = builder.take_pages();
+        all.resize(index(tree.end()), 0);
+        auths.resize(all.len() / BLOCK, NONE);
+        for (offset, page) in pages {
+            all[index(offset)..][..page.len()].copy_from_slice(&page);
+        }
+        (all, auths, tree, builder.root().expect("all was fed"))
+    }
+
+    #[test]
+    fn of_ciphertext_its_bytes_and_what_is_kept_beside_them_are_proved() {
+        for blocks in [2, 128, 129, 300] {
+            let (mut all, mut auths, tree, root) = sealed_ciphertext(blocks);
+            let mut pages = Pages::of_ciphertext(tree, root);
+            learn_all(&mut pages, &all);
+            assert_eq!(pages.check(0, &all, &auths), Checked::Wrong(0), "{blocks}");
+            assert_eq!(
+                pages.check(1, &all[BLOCK..2 * BLOCK], &[]),
+                Checked::Wrong(0),
+                "nothing is beside it"
+            );
+            for block in (0..all.len() / BLOCK).step_by(7) {
+                all[block * BLOCK + 9] ^= 1;
+                assert_eq!(pages.check(0, &all, &auths), Checked::Wrong(1), "{blocks}: block {block}");
+                all[block * BLOCK + 9] ^= 1;
+                auths[block][27] ^= 1;
+                assert_eq!(pages.check(0, &all, &auths), Checked::Wrong(1), "{blocks}: tag of {block}");
+                auths[block][27] ^= 1;
+            }
+        }
+    }
+
+    /// What `docs/FORMATS.md` says, computed by itself.
+    #[test]
+    fn the_root_of_ciphertext_is_as_it_is_documented() {
+        let (all, auths, _, root) = sealed_ciphertext(2);
+        let leaf = |at: usize| *blake3::hash(&[&all[at * BLOCK..][..BLOCK], &auths[at]].concat()).as_bytes();
+        assert_eq!(root.0, *merge_subtrees_root(&leaf(0), &leaf(1), Mode::Hash).as_bytes());
     }
 }

@@ -7,9 +7,11 @@ mod noise;
 mod wire;
 
 use cheetah_core::api::{Answer, Attach, Attached, Call, Create, Size, WrappedKey};
+use cheetah_core::content::{Sealing, Tell};
 use cheetah_core::donor::export_name;
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES};
 use cheetah_core::map::{DonorId, Medium, VolumeMap};
+use cheetah_core::proofs::Tree;
 use cheetah_nbd::client::{Reply, Want};
 use cheetah_nbd::limits::AUTH_BYTES;
 use cheetah_nbd::{CmdFlags, Command, Errno, RequestHeader};
@@ -21,6 +23,7 @@ use cheetah_rim::control::{
 };
 use cheetah_rim::donor::{DonorServer, Gate};
 use cheetah_rim::net::{Bound, Endpoint};
+use cheetah_rim::proofs::Builder;
 use cheetah_rim::stream::Transport;
 use cheetah_rim::volume::{
     Caching, Completion, Op, Rule, Seen, Sink, Submission, Tuning, VolumeError, VolumeHandle, VolumeOptions,
@@ -105,7 +108,10 @@ impl World {
     }
 
     fn attach(&self, read_only: bool) -> Attached {
-        let attach = Attach::new(read_only, "me");
+        self.attach_as(Attach::new(read_only, "me"))
+    }
+
+    fn attach_as(&self, attach: Attach) -> Attached {
         match self.call(Call::Attach { name: "v".into(), attach }) {
             Answer::Attached(attached) => attached,
             other => panic!("{other:?}"),
@@ -411,4 +417,107 @@ fn without_the_tags_nothing_is_written_and_without_the_key_nothing_is_read() {
     assert_eq!(other.read(0, BLOCK), Err(VolumeError::Corrupt));
     assert!(other.read(1 << 20, BLOCK).unwrap().iter().all(|byte| *byte == 0), "never written");
     other.end();
+}
+
+impl World {
+    /// Seals what the volume holds under a lease for that, as who has the key does.
+    fn seal(&self) {
+        let lease = self.attach_as(Attach { proofs: true, ..Attach::new(false, "me") });
+        assert!(lease.map.proofs.is_some(), "there is room");
+        let volume = Volume::start(self, lease, Some(self.key.clone()));
+        let tree = volume.lease.map.tree();
+        volume.view.note_proofs();
+        let contents = volume.read(0, SIZE as usize).unwrap();
+        let proofs = volume.view.noted_proofs(0..tree.blocks()).expect("all was read");
+        let (mut ciphertext, mut plain) = (Builder::new(tree), Builder::new(Tree::new(SIZE)));
+        ciphertext.feed_proofs(&proofs);
+        plain.feed(&contents);
+        for (offset, pages) in ciphertext.take_pages() {
+            volume.write(offset, &pages);
+        }
+        let (root, contents) = (ciphertext.root().unwrap(), plain.root());
+        assert_ne!(Some(root), contents, "what is proved is not the contents");
+        let (md5, sha1, sha256) = ("0".repeat(32), "1".repeat(40), "a".repeat(64));
+        let sealing = Sealing { root, contents, md5, sha1, sha256, by_reading: true };
+        let tell = Tell { sealed: Some(Box::new(sealing)), ..Tell::default() };
+        self.call(Call::Tell { name: "v".into(), token: volume.lease.token, tell });
+        volume.end();
+    }
+
+    /// As a donor that repairs: nobody else writes what is sealed.
+    fn repairing(&self) -> Attached {
+        self.attach_as(Attach { yields: true, ..Attach::new(false, "me") })
+    }
+}
+
+/// Two generations of the same bytes, sealed as the second: what a donor had of the first opens as well.
+fn sealed_twice_written(redundancy: &str) -> (World, Vec<u8>, (DonorId, u64), Kept) {
+    let world = World::start(3, redundancy);
+    let (older, bytes) = (noise(8, SIZE as usize), noise(9, SIZE as usize));
+    let writer = world.volume(false);
+    writer.write(0, &older);
+    let (donor, address) = place(&writer.lease.map, 0);
+    let before = Liar::beside(&world, &writer.lease, donor, true, 1).read(address + BLOCK_BYTES);
+    writer.write(0, &bytes);
+    writer.end();
+    world.seal();
+    (world, bytes, (donor, address), before)
+}
+
+#[test]
+fn an_older_block_that_opens_is_found_by_the_seal() {
+    for redundancy in ["linear", "mirror:2", "parity:2+1"] {
+        let (world, bytes, (donor, address), older) = sealed_twice_written(redundancy);
+        let mut liar = Liar::of(&world, &world.repairing(), donor, true);
+        let right = liar.read(address + BLOCK_BYTES);
+        for (lie, kept) in [("older", older), ("with another tag", (right.0.clone(), [7; AUTH_BYTES]))] {
+            assert!(matches!(liar.write(address + BLOCK_BYTES, &kept), Reply::Contexts { .. }), "{lie}");
+            let reader = world.volume(true);
+            let is_alone = redundancy == "linear";
+            for (offset, len) in [(BLOCK_BYTES, BLOCK), (BLOCK_BYTES + 9, 20), (0, 1 << 20)] {
+                let expected = match is_alone {
+                    true => Err(VolumeError::Corrupt),
+                    false => Ok(bytes[offset as usize..][..len].to_vec()),
+                };
+                assert!(reader.read(offset, len) == expected, "{redundancy}, {lie}: {offset}+{len}");
+            }
+            let accused = reader.accused();
+            assert!(accused.iter().all(|(accused, _)| *accused == donor), "{redundancy}, {lie}");
+            assert!(redundancy == "mirror:2" || !accused.is_empty(), "{redundancy}, {lie}");
+            reader.end();
+            // Who has no key finds it as well, and is given nothing.
+            let blind = Volume::start(&world, world.attach(true), None);
+            let checked = VolumeHandle::undisclosed(&blind.under, blind.lease.map.volume).unwrap();
+            let blind = Volume { view: checked, ..blind };
+            let found = blind.read(BLOCK_BYTES, BLOCK);
+            assert_eq!(found, if is_alone { Err(VolumeError::Corrupt) } else { Ok(vec![0; BLOCK]) }, "{lie}");
+            assert_eq!(
+                blind.read(4 * BLOCK_BYTES, BLOCK),
+                Ok(vec![0; BLOCK]),
+                "it is right, and no secret is told"
+            );
+            blind.end();
+        }
+        liar.write(address + BLOCK_BYTES, &right);
+        let reader = world.volume(true);
+        assert!(reader.read(0, SIZE as usize).unwrap() == bytes, "{redundancy}");
+        assert_eq!(reader.accused(), []);
+        reader.end();
+    }
+}
+
+/// What the authentication tags alone cannot know.
+#[test]
+fn without_a_seal_an_older_block_is_taken_for_the_newer_one() {
+    let world = World::start(1, "linear");
+    let writer = world.volume(false);
+    writer.write(0, &noise(8, 4 * BLOCK));
+    let (donor, address) = place(&writer.lease.map, 0);
+    let older = Liar::beside(&world, &writer.lease, donor, true, 1).read(address);
+    writer.write(0, &noise(9, 4 * BLOCK));
+    writer.end();
+    Liar::of(&world, &world.attach(false), donor, true).write(address, &older);
+    let reader = world.volume(true);
+    assert!(reader.read(0, BLOCK).unwrap() == noise(8, 4 * BLOCK)[..BLOCK]);
+    reader.end();
 }

@@ -56,7 +56,7 @@ fn what(known: &Known) -> String {
             rows.push(row("MD5", &sealed.md5));
             rows.push(row("SHA-1", &sealed.sha1));
             rows.push(row("SHA-256", &sealed.sha256));
-            rows.push(row("BLAKE3", &sealed.root.to_string()));
+            rows.push(row("BLAKE3", &sealed.blake3().to_string()));
         }
         None => {
             rows.push(row("Sealed", "no: nothing proves what it holds now"));

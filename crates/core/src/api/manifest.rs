@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct Manifest {
     /// `cheetah manifest`.
     pub format: String,
-    /// Grows when a field changes its meaning.
+    /// Grows when a field changes its meaning: 2 of an encrypted volume, else 1.
     pub version: u32,
     /// The volume's name when it was asked for.
     pub volume: String,
@@ -25,6 +25,9 @@ pub struct Manifest {
     pub bytes: u64,
     /// Of all of them, with zeros where the source could not be read.
     pub hashes: ManifestHashes,
+    /// Of an encrypted volume, whose donors hold other bytes than those that were hashed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encrypted: Option<ManifestCiphertext>,
     /// True: they are of what donors gave back. False: of what was sent to donors, which confirmed it.
     pub hashed_by_reading: bool,
     /// Seconds since 1970.
@@ -50,6 +53,24 @@ pub struct Manifest {
     pub unreadable: Vec<ByteRange>,
 }
 
+/// The version of the manifest of an encrypted volume: its blocks are not proved by its BLAKE3.
+pub const MANIFEST_OF_CIPHERTEXT: u32 = 2;
+
+/// What proves each block of an encrypted volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestCiphertext {
+    /// 64 digits: what the tree over ciphertext, nonces and authentication tags comes to.
+    pub root: Root,
+}
+
+impl Manifest {
+    /// What each block is proved by.
+    #[must_use]
+    pub fn root(&self) -> Root {
+        self.encrypted.as_ref().map_or(self.hashes.blake3, |encrypted| encrypted.root)
+    }
+}
+
 /// Hashes of a whole volume, in hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManifestHashes {
@@ -59,7 +80,7 @@ pub struct ManifestHashes {
     pub sha1: String,
     /// 64 digits.
     pub sha256: String,
-    /// 64 digits. Every block is proved by this one.
+    /// 64 digits. Every block is proved by this one, unless the volume is encrypted.
     pub blake3: Root,
 }
 

@@ -19,7 +19,8 @@ pub use donors::{AtStake, Duties, Duty, Join, Joined, Leaving, Lineage, Sync};
 pub use keys::{GrantKey, WrappedKey};
 pub use leases::{Amend, Attach, Attached, Filled, KeptSlot, Renew, Renewed, VolumeReport};
 pub use manifest::{
-    Manifest, ManifestHashes, SignedText, VALIDATION_HTML, VALIDATION_JSON, Validated, Validation,
+    MANIFEST_OF_CIPHERTEXT, Manifest, ManifestCiphertext, ManifestHashes, SignedText, VALIDATION_HTML,
+    VALIDATION_JSON, Validated, Validation,
 };
 pub use members::{Enrol, Enrolled, MemberStatus, NewToken, Recertify, TokenStatus};
 pub use status::{

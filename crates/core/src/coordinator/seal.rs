@@ -7,26 +7,20 @@
 //! `tests/coordinator_seal.rs`.
 
 use super::{Coordinator, Key, Note, Outcome, refuse};
-use crate::api::{Answer, Attach, Manifest, ManifestHashes, Refusal, RefusalCode, Validated, Validation};
+use crate::api::{
+    Answer, Attach, MANIFEST_OF_CIPHERTEXT, Manifest, ManifestCiphertext, ManifestHashes, Refusal,
+    RefusalCode, Validated, Validation,
+};
 use crate::content::{Sealed, Sealing};
 use crate::custody::Event;
 use crate::map::{LeaseToken, Proofs, VolumeId};
 use crate::members::Caller;
-use crate::proofs::Tree;
 use crate::seed::Seed;
 use crate::units::show_time;
 
 impl Coordinator {
     /// What is sealed is read, repaired and deleted, and nothing else.
     pub(super) fn check_sealed(&self, id: VolumeId, name: &str, attach: &Attach) -> Result<(), Refusal> {
-        let is_encrypted = self.volumes.get(&id).is_some_and(|volume| volume.map.encrypted);
-        if is_encrypted && attach.proofs && attach.fill.is_none() {
-            let message = format!(
-                "volume '{name}' is encrypted and cannot be sealed yet: each of its blocks has an authentication tag, which \
-                 whoever reads it checks; keep others from writing it with --read-only"
-            );
-            return Err(refuse(RefusalCode::Conflict, message));
-        }
         let Some(sealed) = self.volumes.get(&id).and_then(|volume| volume.content.sealed.as_ref()) else {
             return Ok(());
         };
@@ -71,15 +65,17 @@ impl Coordinator {
         let load = volume.content.load.as_deref();
         let unreadable = load.map(|load| load.unreadable.clone()).unwrap_or_default();
         let load = load.filter(|_| volume.content.written.is_none());
-        let Sealed { at, by, root, md5, sha1, sha256, by_reading, custody } = sealed.clone();
+        let Sealed { at, by, root, contents, md5, sha1, sha256, by_reading, custody } = sealed.clone();
+        let blake3 = sealed.blake3();
         Ok(Manifest {
             format: "cheetah manifest".to_owned(),
-            version: 1,
+            version: if contents.is_some() { MANIFEST_OF_CIPHERTEXT } else { 1 },
             volume: name.to_owned(),
             id,
             pool: self.pool,
             bytes: volume.map.size,
-            hashes: ManifestHashes { md5, sha1, sha256, blake3: root },
+            hashes: ManifestHashes { md5, sha1, sha256, blake3 },
+            encrypted: contents.map(|_| ManifestCiphertext { root }),
             hashed_by_reading: by_reading,
             sealed_at: at,
             sealed_by: by,
@@ -96,11 +92,10 @@ impl Coordinator {
     /// having none: it can be filled all the same.
     pub(super) fn make_room_for_proofs(&mut self, id: VolumeId, seed: &mut Seed) {
         let Some(volume) = self.volumes.get(&id).filter(|volume| volume.map.proofs.is_none()) else { return };
-        // Of what is encrypted each block has proved itself by its tag.
-        if volume.map.is_filled_later() || volume.map.encrypted {
+        if volume.map.is_filled_later() {
             return;
         }
-        let bytes = Tree::new(volume.map.size).end();
+        let bytes = volume.map.tree().end();
         // It stays as it was where they do not fit.
         let _ = self.enlarge(id, seed, bytes, |map| map.proofs = Some(Proofs::default()));
     }
@@ -125,7 +120,18 @@ impl Coordinator {
                 format!("volume '{name}' is not sealed: it does not hold all of what it is to hold");
             return Err(refuse(RefusalCode::Conflict, message));
         }
-        let Sealing { root, md5, sha1, sha256, by_reading } = sealing;
+        if sealing.contents.is_some() != volume.map.encrypted {
+            let message = match volume.map.encrypted {
+                true => format!(
+                    "volume '{name}' is encrypted, and sealed by who says what its contents are as well: `cheetah seal {name}` \
+                     with its key, by a program as new as this pool"
+                ),
+                false => format!("volume '{name}' is not encrypted, and is proved by its contents alone"),
+            };
+            return Err(refuse(RefusalCode::Invalid, message));
+        }
+        let Sealing { root, contents, md5, sha1, sha256, by_reading } = sealing;
+        let blake3 = contents.unwrap_or(root);
         let load = volume
             .content
             .load
@@ -147,16 +153,16 @@ impl Coordinator {
         proofs.root = Some(root);
         volume.map.epoch += 1;
         let (at, by) = (self.time_of_day, lease.record.holder.clone());
-        let event = Event::Sealed { holder: by.clone(), blake3: root, sha256: sha256.clone() };
+        let event = Event::Sealed { holder: by.clone(), blake3, sha256: sha256.clone() };
         self.put_down(id, event);
         let custody = self.head_of(id);
-        let sealed = Sealed { at, by: by.clone(), root, md5, sha1, sha256, by_reading, custody };
+        let sealed = Sealed { at, by: by.clone(), root, contents, md5, sha1, sha256, by_reading, custody };
         if let Some(volume) = self.volumes.get_mut(&id) {
             volume.content.sealed = Some(Box::new(sealed));
         }
         self.dirty.insert(Key::Content(id));
         self.map_changed(id);
-        let text = format!("{by} sealed volume {name}: BLAKE3 {root}");
+        let text = format!("{by} sealed volume {name}: BLAKE3 {blake3}");
         self.note(Note {
             event: "volume-sealed",
             volume: Some(name),

@@ -11,7 +11,6 @@ use super::BLOCK;
 use super::base::Base;
 use super::job::Job;
 use super::types::Unproved;
-use crate::proofs::Tree;
 
 /// Whether `what` goes without the proof that lies at this offset of the volume.
 pub(super) fn goes_without(base: &Base, what: Unproved, offset: u64) -> bool {
@@ -25,7 +24,7 @@ pub(super) fn goes_without(base: &Base, what: Unproved, offset: u64) -> bool {
 
 /// Where the first proof lies in the volume.
 fn begin(base: &Base) -> u64 {
-    Tree::new(base.shape.map.size).begin()
+    base.shape.map.tree().begin()
 }
 
 fn reads_proofs(base: &Base, job: &Job) -> bool {

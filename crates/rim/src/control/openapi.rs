@@ -179,13 +179,14 @@ fn tell() -> Tell {
 
 fn sealing() -> Sealing {
     let root = Root([0; 32]);
-    Sealing { root, md5: String::new(), sha1: String::new(), sha256: String::new(), by_reading: true }
+    let (md5, sha1, sha256) = (String::new(), String::new(), String::new());
+    Sealing { root, contents: Some(root), md5, sha1, sha256, by_reading: true }
 }
 
 fn sealed() -> Sealed {
-    let Sealing { root, md5, sha1, sha256, by_reading } = sealing();
+    let Sealing { root, contents, md5, sha1, sha256, by_reading } = sealing();
     let custody = Some(Head { sequence: 1, hash: String::new() });
-    Sealed { at: 1, by: String::new(), root, md5, sha1, sha256, by_reading, custody }
+    Sealed { at: 1, by: String::new(), root, contents, md5, sha1, sha256, by_reading, custody }
 }
 
 fn content() -> Content {

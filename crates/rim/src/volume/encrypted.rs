@@ -1,26 +1,31 @@
 //! The view of an encrypted volume: what tools read and write is plaintext, and what lies under it is
 //! ciphertext, in whole blocks.
 //!
-//! Owns a thread, encrypting and decrypting, and locks on the blocks that are written. Never: donors, or what
+//! Owns a thread, encrypting and decrypting, locks on the blocks that are written, and, for who seals, what
+//! proves each block as it lies on donors. Never: donors, or what
 //! a block that does not open means for them (the volume under it has both). Invariants: plaintext is handed
 //! to a tool only after its authentication tag fitted; a block is encrypted as a whole, with a nonce of its
 //! own each time; and no ciphertext is handed out as data. A block that does not open is asked for once more,
-//! and then looked at as it comes from each donor, so that one that lies is named and gone round.
+//! and then looked at as it comes from each donor, so that one that lies is named and gone round. Proofs
+//! behind the volume's end are no secret, and written as they are.
 //! Front ends hold it as they hold a volume. Tests: `lab/tests/encrypted.rs`.
 
 use super::handle::{Completion, Op, Shared, Submission, VolumeError, VolumeHandle};
 use super::orders::Order;
 use super::view::{self, Locks, PIECE_BYTES, UnderWay, end, index};
-use crate::auth::Auth;
+use crate::auth::{Auth, NONE};
 use crate::buffer::Buffer;
 use crate::cipher::VolumeKey;
+use crate::proofs::{Proof, proof_of_ciphertext, proof_of_nothing};
 use cheetah_core::layout::{Chunks, Geometry};
 use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_core::map::{VolumeId, VolumeMap};
 use cheetah_core::volume::Fragment;
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 /// So often a block that does not open is asked for again: what was read ahead is one answer, and what a
@@ -34,12 +39,19 @@ pub(super) struct Opening {
     volume: VolumeId,
     geometry: Geometry,
     chunks: Chunks,
+    /// Blocks from here on are proofs.
+    proofs_from: Option<u64>,
 }
 
 impl Opening {
     pub(super) fn new(key: Arc<VolumeKey>, map: &VolumeMap) -> Opening {
         let geometry = Geometry::new(map.redundancy, map.unit);
-        Opening { key, volume: map.volume, geometry, chunks: map.chunks() }
+        Opening { key, volume: map.volume, geometry, chunks: map.chunks(), proofs_from: None }
+    }
+
+    /// From the newest map.
+    pub(super) fn hear_of_proofs(&mut self, map: &VolumeMap) {
+        (self.chunks, self.proofs_from) = (map.chunks(), map.proofs.map(|_| map.tree().blocks()));
     }
 
     /// Whether the block at `local` of a slot is what was encrypted there. Of parity nothing is known; of
@@ -51,9 +63,12 @@ impl Opening {
             data if slot >= data => return true,
             _ => slot,
         };
-        let at = self.chunks.offset(group, self.geometry.offset(slot, local));
+        let number = self.chunks.offset(group, self.geometry.offset(slot, local)) / BLOCK_BYTES;
+        if self.proofs_from.is_some_and(|from| number >= from) {
+            return *auth == NONE;
+        }
         let Ok(mut block) = <[u8; BLOCK]>::try_from(bytes) else { return false };
-        self.key.open(self.volume, at / BLOCK_BYTES, auth, &mut block).is_ok()
+        self.key.open(self.volume, number, auth, &mut block).is_ok()
     }
 }
 
@@ -67,11 +82,91 @@ impl VolumeHandle {
         volume: VolumeId,
         key: Arc<VolumeKey>,
     ) -> std::io::Result<VolumeHandle> {
+        VolumeHandle::view_of(under, volume, Some(key))
+    }
+
+    /// The same for who has no key, and asks only whether donors hold what was sealed: its reads end as those
+    /// would, and give nothing but zeros.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn undisclosed(under: &VolumeHandle, volume: VolumeId) -> std::io::Result<VolumeHandle> {
+        VolumeHandle::view_of(under, volume, None)
+    }
+
+    fn view_of(
+        under: &VolumeHandle,
+        volume: VolumeId,
+        key: Option<Arc<VolumeKey>>,
+    ) -> std::io::Result<VolumeHandle> {
         let (name, pool) = (under.name().to_owned(), under.pool().clone());
-        let shared = Arc::new(Shared::new(name, (under.read_only(), under.write_back()), under.size(), pool));
+        let read_only = under.read_only() || key.is_none();
+        let shared = Shared::new(name, (read_only, under.write_back()), under.size(), pool);
+        let noted = Arc::new(Noted::default());
+        let shared = Arc::new(Shared { noted: Some(noted.clone()), ..shared });
         let (locks, under_way, under) = (Locks::default(), UnderWay::default(), under.clone());
-        let view = View { under, volume, key, locks, under_way };
+        let view = View { under, read_only, volume, key, noted, locks, under_way };
         view::start("cipher", shared, move |shared| serve(shared, Rc::new(view)))
+    }
+
+    /// Whether donors hold ciphertext of what is read and written here.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.0.noted.is_some()
+    }
+
+    /// From now on the proofs of blocks as donors hold them are noted, as they are read and written. They take
+    /// memory until they are asked for.
+    pub fn note_proofs(&self) {
+        if let Some(noted) = &self.0.noted {
+            noted.wanted.store(true, Ordering::Release);
+        }
+    }
+
+    /// The proofs of these blocks, which are given up here; none where one of them was neither read nor
+    /// written.
+    #[must_use]
+    pub fn noted_proofs(&self, blocks: Range<u64>) -> Option<Vec<Proof>> {
+        let mut proofs = self.0.noted.as_ref()?.proofs();
+        blocks.map(|block| proofs.remove(&block)).collect()
+    }
+}
+
+/// Proofs of blocks as they lie on donors, for who seals.
+#[derive(Debug, Default)]
+pub(super) struct Noted {
+    wanted: AtomicBool,
+    proofs: Mutex<BTreeMap<u64, Proof>>,
+}
+
+impl Noted {
+    fn proofs(&self) -> MutexGuard<'_, BTreeMap<u64, Proof>> {
+        self.proofs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those of ciphertext, if they are wanted.
+    fn of(&self, room: &Buffer) -> Vec<Proof> {
+        if !self.wanted.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let blocks = room.as_chunks::<BLOCK>().0.iter().zip(room.auths());
+        blocks.map(|(block, auth)| proof_of_ciphertext(block, auth)).collect()
+    }
+
+    /// A read that began before a write may end after it, and says nothing then.
+    fn was_read(&self, first: u64, proofs: Vec<Proof>) {
+        if !proofs.is_empty() {
+            let mut noted = self.proofs();
+            for (block, proof) in (first..).zip(proofs) {
+                noted.entry(block).or_insert(proof);
+            }
+        }
+    }
+
+    fn was_written(&self, first: u64, proofs: impl IntoIterator<Item = Proof>) {
+        if self.wanted.load(Ordering::Acquire) {
+            self.proofs().extend((first..).zip(proofs));
+        }
     }
 }
 
@@ -129,8 +224,10 @@ async fn grow(shared: Arc<Shared>, under: VolumeHandle) {
 #[derive(Debug)]
 struct View {
     under: VolumeHandle,
+    read_only: bool,
     volume: VolumeId,
-    key: Arc<VolumeKey>,
+    key: Option<Arc<VolumeKey>>,
+    noted: Arc<Noted>,
     locks: Locks,
     under_way: UnderWay,
 }
@@ -139,14 +236,26 @@ impl View {
     fn submit(self: &Rc<Self>, submission: Submission) {
         let Submission { op, offset, len, .. } = submission;
         let fits = offset.checked_add(len.into()).is_some_and(|end| end <= self.under.size());
+        let proofs_from = self.under.size().next_multiple_of(BLOCK_BYTES);
         match op {
+            Op::Write if offset >= proofs_from && len.is_multiple_of(BLOCK_BYTES as u32) => {
+                self.write_proofs(submission);
+            }
             _ if !fits => end(submission, Err(VolumeError::OutOfRange)),
-            _ if op.writes() && self.under.read_only() => end(submission, Err(VolumeError::ReadOnly)),
+            _ if op.writes() && self.read_only => end(submission, Err(VolumeError::ReadOnly)),
             _ if len == 0 && op != Op::Flush => end(submission, Ok(())),
             Op::Flush | Op::Status | Op::Presence | Op::Cache => self.under.submit(submission),
             Op::Trim => self.trim(submission),
             Op::Read | Op::Write | Op::Zero { .. } => self.spawn(submission),
         }
+    }
+
+    /// Behind the volume's end; what is there beyond its proofs the volume refuses.
+    fn write_proofs(&self, mut submission: Submission) {
+        if let Some(buffer) = &mut submission.buffer {
+            buffer.expect_auths();
+        }
+        self.under.submit(submission);
     }
 
     /// A hint, which is passed on for whole blocks.
@@ -225,7 +334,9 @@ impl View {
                 room.forget_auths();
                 return (Some(room), result);
             }
+            let proofs = self.noted.of(&room);
             if self.decrypt(first, &mut room) {
+                self.noted.was_read(first, proofs);
                 room.forget_auths();
                 return (Some(room), Ok(()));
             }
@@ -244,10 +355,14 @@ impl View {
 
     /// Whether all of it opens. What does not is of no use afterwards.
     fn decrypt(&self, first: u64, room: &mut Buffer) -> bool {
+        let Some(key) = &self.key else {
+            room.fill(0);
+            return true;
+        };
         let auths = room.auths().to_vec();
         let blocks = room.as_chunks_mut::<BLOCK>().0;
         let mut all = (first..).zip(&auths).zip(blocks);
-        all.all(|((number, auth), block)| self.key.open(self.volume, number, auth, block).is_ok())
+        all.all(|((number, auth), block)| key.open(self.volume, number, auth, block).is_ok())
     }
 
     // Writing.
@@ -274,12 +389,18 @@ impl View {
 
     /// Whole blocks, from this one on, which are encrypted where they are.
     async fn write_blocks(&self, first: u64, mut room: Buffer) -> (Option<Buffer>, Result<(), VolumeError>) {
+        let Some(key) = &self.key else { return (Some(room), Err(VolumeError::ReadOnly)) };
         let mut auths = Vec::with_capacity(room.len() / BLOCK);
-        if self.key.seal(self.volume, first, &mut room, &mut auths).is_err() {
+        if key.seal(self.volume, first, &mut room, &mut auths).is_err() {
             return (Some(room), Err(VolumeError::NoMemory));
         }
         room.set_auths(auths);
-        self.ask(Op::Write, first, room).await
+        let proofs = self.noted.of(&room);
+        let (room, result) = self.ask(Op::Write, first, room).await;
+        if result.is_ok() {
+            self.noted.was_written(first, proofs);
+        }
+        (room, result)
     }
 
     /// What begins or ends inside of a block: that is completed with what is there.
@@ -332,10 +453,12 @@ impl View {
         if blocks.is_empty() {
             return Ok(());
         }
-        let len = (blocks.end - blocks.start) * BLOCK_BYTES;
-        let len = u32::try_from(len).map_err(|_| VolumeError::OutOfRange)?;
+        let count = blocks.end - blocks.start;
+        let len = u32::try_from(count * BLOCK_BYTES).map_err(|_| VolumeError::OutOfRange)?;
         let came = view::ask(&self.under, op, blocks.start * BLOCK_BYTES, len, None);
-        came.await.map_err(|_| VolumeError::DonorLost)?.result
+        came.await.map_err(|_| VolumeError::DonorLost)?.result?;
+        self.noted.was_written(blocks.start, blocks.map(|_| proof_of_nothing()));
+        Ok(())
     }
 
     /// Has the volume read or write whole blocks, from this one on; the buffer comes back.

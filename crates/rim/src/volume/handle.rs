@@ -76,6 +76,8 @@ pub(super) struct Shared {
     /// A tool has written, or tried to.
     pub(super) written: AtomicBool,
     pub(super) first_write: Notify,
+    /// Of the view of an encrypted volume.
+    pub(super) noted: Option<Arc<super::encrypted::Noted>>,
     pub(super) amendments: Mutex<Option<tokio::sync::mpsc::Receiver<cheetah_core::api::Amend>>>,
 }
 
@@ -96,6 +98,7 @@ impl Shared {
             forgotten: AtomicU64::new(0),
             written: AtomicBool::new(false),
             first_write: Notify::new(),
+            noted: None,
             amendments: Mutex::default(),
         }
     }

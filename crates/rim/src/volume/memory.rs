@@ -158,7 +158,7 @@ impl Memory {
     }
 
     /// What is kept with the blocks there, of ciphertext.
-    fn auths(&self, at: At, len: u32) -> &[Auth] {
+    pub(super) fn auths(&self, at: At, len: u32) -> &[Auth] {
         self.buffer(at.mem).auths().get(blocks_of(at, len)).unwrap_or_default()
     }
 

@@ -65,7 +65,11 @@ impl Sink for Brought {
 impl Proving {
     /// None of a volume that is not sealed.
     pub(super) fn new(map: &VolumeMap, pool: Pool) -> Option<Proving> {
-        let pages = Pages::new(map.size, map.seal()?);
+        let root = map.seal()?;
+        let pages = match map.encrypted {
+            true => Pages::of_ciphertext(map.tree(), root),
+            false => Pages::new(map.tree(), root),
+        };
         Some(Proving {
             pages,
             geometry: Geometry::new(map.redundancy, map.unit),
@@ -97,7 +101,8 @@ impl Proving {
         }
         let mut wrong = 0;
         for (block, offset, blocks) in runs() {
-            match self.pages.check(block, memory.bytes(At { mem, offset }, blocks * BLOCK)) {
+            let (at, len) = (At { mem, offset }, blocks * BLOCK);
+            match self.pages.check(block, memory.bytes(at, len), memory.auths(at, len)) {
                 Checked::Wrong(more) => wrong += more,
                 needs => return needs,
             }
@@ -158,6 +163,9 @@ impl Proving {
 impl Driver {
     /// From the newest map: it may have been sealed since.
     pub(super) fn look_whether_sealed(&mut self) {
+        if let Some(opening) = &mut self.memory.opening {
+            opening.hear_of_proofs(self.machine.map());
+        }
         if self.memory.proving.is_none() {
             self.memory.proving = Proving::new(self.machine.map(), self.shared.pool.clone());
             if self.memory.proving.is_some() {
@@ -189,13 +197,16 @@ impl Driver {
             let len = u32::try_from(len).expect("a few pages");
             // Nobody gives one back while this thread waits.
             let buffer = proving.pool.try_take(len as usize).or_else(|| Buffer::standing(len as usize).ok());
-            let Some(buffer) = buffer.filter(|_| self.machine.has_room()) else {
+            let Some(mut buffer) = buffer.filter(|_| self.machine.has_room()) else {
                 // It is wanted again when something else has come.
                 proving.asked.remove(&page);
                 continue;
             };
             for more in page.index..page.index + pages {
                 proving.asked.insert(Page { index: more, ..page });
+            }
+            if self.machine.map().encrypted {
+                buffer.expect_auths();
             }
             let sink = proving.brought.clone();
             self.submit_now(Submission {
