@@ -24,6 +24,8 @@ use std::sync::Arc;
 const PAGE: usize = PAGE_BYTES as usize;
 /// After so many blocks the log begins anew: what it names is read again after a stop.
 const REPLAYED_MAX: u64 = 64 << 10;
+/// So much of them is written at once.
+const RUN_BYTES_MAX: usize = 1 << 20;
 /// What of a blank disk has to be zeros before anything is written there.
 const BLANK_BYTES: u64 = 1 << 20;
 
@@ -91,6 +93,32 @@ pub struct Journal<P> {
     marked: Vec<u64>,
     /// Of those that have an intent, the ones that had it before the start.
     stale: BTreeSet<u64>,
+}
+
+/// Pages that lie side by side, which a disk takes as one request.
+#[derive(Debug, Default)]
+struct Run {
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl Run {
+    /// Writes what there is when this one does not follow it.
+    fn take<P: Pages>(&mut self, disk: &mut P, at: u64, page: &[u8]) -> Result<(), P::Error> {
+        if at != self.at + self.bytes.len() as u64 || self.bytes.len() >= RUN_BYTES_MAX {
+            self.end(disk)?;
+            self.at = at;
+        }
+        self.bytes.extend_from_slice(page);
+        Ok(())
+    }
+
+    fn end<P: Pages>(&mut self, disk: &mut P) -> Result<(), P::Error> {
+        match std::mem::take(&mut self.bytes) {
+            none if none.is_empty() => Ok(()),
+            bytes => disk.write(self.at, &bytes),
+        }
+    }
 }
 
 impl<P: Pages> Journal<P> {
@@ -421,19 +449,17 @@ impl<P: Pages> Journal<P> {
         if used + pages > self.place.log_pages() || self.entries > self.entries_max {
             self.begin_anew(marked(&self.state.held))?;
         }
+        let mut run = Run::default();
         for (nth, entries) in (0..).zip(pages_of(entries)) {
-            self.write_page(nth, entries)?;
+            let here = LogPage { number: self.next_page, round: self.state.round };
+            let page = seal_page(here, nth, entries, P::crc);
+            run.take(&mut self.disk, self.place.log(self.next_page), &page)?;
+            self.next_page += 1;
         }
+        run.end(&mut self.disk)?;
         self.entries += entries.len() as u64;
         self.is_marked = false;
         Ok(self.disk.flush()?)
-    }
-
-    fn write_page(&mut self, nth: u32, entries: &[Entry]) -> Done<(), P> {
-        let here = LogPage { number: self.next_page, round: self.state.round };
-        self.disk.write(self.place.log(self.next_page), &seal_page(here, nth, entries, P::crc))?;
-        self.next_page += 1;
-        Ok(())
     }
 
     /// Whether `mark` may have something to say.
@@ -472,14 +498,16 @@ impl<P: Pages> Journal<P> {
     /// # Errors
     /// The disk does not take it.
     pub fn begin_anew(&mut self, marked: Vec<u64>) -> Done<(), P> {
+        let mut run = Run::default();
         for (extent, page) in self.table.take_touched() {
             let at = self.place.table(extent) + page * PAGE_BYTES;
-            self.disk.write(at, self.table.page(extent, page))?;
+            run.take(&mut self.disk, at, self.table.page(extent, page))?;
         }
-        for (extent, pages) in self.table.take_touched_auths() {
-            let at = self.place.auths(extent) + pages.start * PAGE_BYTES;
-            self.disk.write(at, &self.table.auth_pages(extent, pages))?;
+        for (extent, page) in self.table.take_touched_auths() {
+            let at = self.place.auths(extent) + page * PAGE_BYTES;
+            run.take(&mut self.disk, at, &self.table.auth_page(extent, page))?;
         }
+        run.end(&mut self.disk)?;
         self.disk.flush()?;
         // Only now that the disk has those of all their blocks.
         self.state.with_auths.clone_from(self.table.with_auths());

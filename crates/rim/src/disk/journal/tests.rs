@@ -386,3 +386,28 @@ fn a_disk_of_an_earlier_version_has_no_tags_until_it_is_let_go() {
     journal.each_known(|_, _| known += 1);
     assert_eq!(known, 0);
 }
+
+#[test]
+fn pages_that_lie_side_by_side_are_one_request() {
+    let place = Place { extents: 1, keeps_auths: true };
+    let blocks = Arc::new(Lossy::default());
+    let mut journal =
+        Journal::format(on(&blocks), DonorId(1), DonorSecret(2), place).expect("there is power");
+    let requests = |journal: &mut Journal, job: &dyn Fn(&mut Journal)| {
+        blocks.locked().left = u32::MAX;
+        job(journal);
+        u32::MAX - blocks.locked().left
+    };
+    // Of 600 blocks that are zeros, three pages of the log; and a flush.
+    let write = write_of(0, &vec![None; 600]);
+    let commit =
+        |journal: &mut Journal| _ = journal.commit(std::slice::from_ref(&write), none).expect("it is taken");
+    assert_eq!(requests(&mut journal, &commit), 2);
+    // Pages of the table from its first on, and its last; the state; a flush of each.
+    let anew = |journal: &mut Journal| journal.begin_anew(Vec::new()).expect("it is taken");
+    assert_eq!(requests(&mut journal, &anew), 5);
+    // Where the log goes round they are two.
+    journal.limit_log(u64::MAX);
+    (0..place.log_pages() / 3 - 1).for_each(|_| commit(&mut journal));
+    assert_eq!(requests(&mut journal, &commit), 3);
+}
