@@ -31,7 +31,13 @@ pub async fn make(pool: &Client, base: &str, name: String) -> Result<String, Fai
     }
     // The pool says how large it has to be.
     let size = Size::Bytes(EXTENT_BYTES);
-    let create = Create { overlay_of: Some(base.to_owned()), ..Create::new(name.clone(), size) };
+    let under = volume(pool, Call::Show { name: base.to_owned() }).await?;
+    let encrypted = match under.status.encrypted {
+        true => cheetah_client::key_of_overlay(pool, base).await?,
+        false => None,
+    };
+    let overlay_of = Some(base.to_owned());
+    let create = Create { overlay_of, encrypted, ..Create::new(name.clone(), size) };
     let made = volume(pool, Call::Create(create)).await?;
     output::note(&format!("made overlay {name} of {base}, {}", made.status.redundancy));
     Ok(name)

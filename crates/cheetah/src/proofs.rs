@@ -1,9 +1,9 @@
 //! The proofs of a volume that is being sealed: made beside what goes on, written behind the volume's end.
 //!
-//! Owns a thread that hashes, and its writes. Of an encrypted volume the view of it says what proves each block
-//! (`rim::volume::encrypted`), and what is hashed here beside that are its contents. Never: where proofs lie (`core::proofs`), or the seal itself
-//! (`seal`). Invariant: the root is said only when every page is written. Called by `load` and `seal`. Tests:
-//! `lab/tests/seal.rs`.
+//! Owns a thread that hashes, and its writes. Of an encrypted volume the view of it says what proves each
+//! block (`rim::volume::encrypted`), and what is hashed here beside that are its contents. Never: where
+//! proofs lie (`core::proofs`), or the seal itself (`seal`). Invariant: the root is said only when every page
+//! is written. Called by `load` and `seal`. Tests: `lab/tests/seal.rs`.
 
 use crate::failure::Failure;
 use crate::fill::{Chunk, ToChannel, write_error};

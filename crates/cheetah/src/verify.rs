@@ -124,6 +124,10 @@ async fn check_and_prove(volume: &Volume) -> Result<(Checked, Option<Proved>), F
         Some(root) => Some(proved::read_through(volume, root).await?),
         None => None,
     };
+    if proved.as_ref().is_some_and(|proved| !proved.is_right()) {
+        // The pool hears of it while the volume is attached, and has what has redundancy put right.
+        tokio::time::sleep(HEAL_LOOK).await;
+    }
     Ok((checked, proved))
 }
 

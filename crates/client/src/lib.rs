@@ -43,7 +43,7 @@ mod volume;
 pub use cheetah_rim::control::Client;
 pub use cheetah_rim::volume::{Caching, Rule, Tuning, VolumeError};
 pub use error::Error;
-pub use key::{give_key, key_of_new};
+pub use key::{give_key, key_of_new, key_of_overlay};
 pub use lease::{Lease, Options};
 pub use member::{joined, of_identity};
 pub use volume::Volume;

@@ -22,8 +22,12 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// Of the overlay that `top` serves under `lease`.
-    pub(crate) async fn open(lease: &Lease, top: &VolumeHandle, options: &Options) -> Result<View, Error> {
+    /// Of the overlay that `top` serves under `lease`; `volume` is what lies under that, if it is encrypted.
+    pub(crate) async fn open(
+        lease: &Lease,
+        (top, volume): (&VolumeHandle, &VolumeHandle),
+        options: &Options,
+    ) -> Result<View, Error> {
         let Some(Overlay { of, base, .. }) = lease.granted.content.overlay.as_deref() else {
             return Err(Error::Answer(format!("volume '{}' is no overlay", lease.volume())));
         };
@@ -37,7 +41,7 @@ impl View {
         let (more, asked) = mpsc::channel(1);
         match VolumeHandle::over(under.handle(), top, *of, more).await {
             Ok(handle) => {
-                let grows = tokio::spawn(grow(lease.clone(), top.clone(), asked));
+                let grows = tokio::spawn(grow(lease.clone(), volume.clone(), asked));
                 Ok(View { handle, base: under, grows })
             }
             Err(error) => {
@@ -68,13 +72,13 @@ impl Drop for View {
 }
 
 /// Has the overlay's volume made larger, and takes the map that comes of it.
-async fn grow(lease: Lease, top: VolumeHandle, mut asked: mpsc::Receiver<More>) {
+async fn grow(lease: Lease, volume: VolumeHandle, mut asked: mpsc::Receiver<More>) {
     while let Some(More { bytes, answer }) = asked.recv().await {
         let (name, size) = (lease.volume().to_owned(), Size::Bytes(bytes));
-        let is_there = top.size() >= bytes
+        let is_there = volume.size() >= bytes
             || match lease.pool().call(Call::Grow { name, size }).await {
                 Ok(Answer::Volume(detail)) => {
-                    top.update_map(detail.map.clone());
+                    volume.update_map(detail.map.clone());
                     true
                 }
                 Ok(_) => false,

@@ -117,7 +117,8 @@ impl Volume {
     pub async fn ready_as_seen(&mut self, options: &Options) -> Result<Vec<String>, Error> {
         let notes = self.ready().await?;
         if self.lease.granted.content.overlay.is_some() && !options.raw {
-            self.view = Some(Box::new(View::open(&self.lease, &self.handle, options).await?));
+            let seen = self.clear.as_ref().unwrap_or(&self.handle);
+            self.view = Some(Box::new(View::open(&self.lease, (seen, &self.handle), options).await?));
         }
         Ok(notes)
     }

@@ -245,6 +245,19 @@ pub struct LostRange {
     pub count: u64,
 }
 
+impl LostRange {
+    /// Whether any of these bytes is in it.
+    #[must_use]
+    pub fn reaches(&self, from: u64, end: u64) -> bool {
+        let Some(ahead) = end.checked_sub(1).and_then(|last| last.checked_sub(self.offset)) else {
+            return false;
+        };
+        // Of the pieces that begin before the end the last one reaches furthest.
+        let piece = (ahead / self.stride).min(self.count - 1);
+        from < end && self.offset + piece * self.stride + self.len > from
+    }
+}
+
 impl fmt::Display for LostRange {
     /// As people read it, without whose loss it is: `4096 bytes from 8192 on, every 196608, 3 times`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,9 +1,10 @@
 //! The proofs of a sealed volume: where the hash of each of its blocks lies, behind its end.
 //!
-//! Owns the shape of the tree and the arithmetic of its pages. Never: hashing (`rim::proofs`), or bytes.
-//! A proof is the BLAKE3 chaining value of a subtree: of a block in the lowest level, of a page of the level
-//! below in each other. The topmost level is one page, and what that page comes to is the root: BLAKE3 of
-//! the whole volume, which `b3sum` prints as well (the BLAKE3 paper of 2020, section 2.1, has the tree).
+//! Owns the shape of the tree and the arithmetic of its pages. Never: hashing (`rim::proofs`), or bytes. A
+//! proof is the BLAKE3 chaining value of a subtree: of a block in the lowest level, of a page of the level
+//! below in each other. The topmost level is one page, and what that page comes to is the root: BLAKE3 of the
+//! whole volume, which `b3sum` prints as well (the BLAKE3 paper of 2020, section 2.1, has the tree). Of an
+//! encrypted volume the proof of a block is a hash of what donors hold of it, and the rest is the same.
 //! Invariant: every page but the last of its level is full, so each covers a subtree of BLAKE3's own tree.
 //! Called by `rim::proofs`, `map`, `coordinator::seal`. Tests: below.
 

@@ -6,6 +6,7 @@ use cheetah_core::api::{
     Answer, Attached, Call, Create, Enrol, GrantKey, Join, NewToken, Recertify, Refusal, RefusalCode, Size,
     WrappedKey,
 };
+use cheetah_core::content::{Source, ToLoad};
 use cheetah_core::coordinator::AuthorityRecord;
 use cheetah_core::map::{DonorId, Medium, MemberId};
 use cheetah_core::members::{Caller, Member, Role, TokenHash, TokenSecret};
@@ -13,7 +14,7 @@ use cheetah_core::members::{Caller, Member, Role, TokenHash, TokenSecret};
 const CHECK: &str = "00000000000000aa";
 
 fn key(wrapped: Option<&str>) -> WrappedKey {
-    WrappedKey { check: CHECK.into(), wrapped: wrapped.map(str::to_owned) }
+    WrappedKey { check: CHECK.into(), wrapped: wrapped.map(str::to_owned), under: None }
 }
 
 fn encrypted(wrapped: Option<&str>) -> Create {
@@ -52,8 +53,12 @@ fn public(number: u8) -> String {
 }
 
 fn attach(world: &mut World, member: Member) -> Attached {
+    attach_to(world, "v", member)
+}
+
+fn attach_to(world: &mut World, name: &str, member: Member) -> Attached {
     let before = std::mem::replace(&mut world.caller, Caller::Member(member));
-    let call = world.send(attaching("v", true));
+    let call = world.send(attaching(name, true));
     world.settle();
     let answer = world.answer(call);
     world.caller = before;
@@ -96,7 +101,7 @@ fn what_is_no_key_of_the_volume_is_not_kept() {
     let (mut world, one, other) = members();
     as_whom(&mut world, Caller::Member(one), Call::Create(encrypted(Some("ab")))).expect("made");
     let mut ask = |call| as_whom(&mut world, Caller::Member(one), call);
-    let another = WrappedKey { check: "00000000000000ab".into(), wrapped: Some("cd".into()) };
+    let another = WrappedKey { check: "00000000000000ab".into(), wrapped: Some("cd".into()), under: None };
     assert_refused(ask(grant(other.id, another)), RefusalCode::Invalid, &["not the key of volume 'v'"]);
     assert_refused(ask(grant(other.id, key(Some("xy")))), RefusalCode::Invalid, &["not the key"]);
     assert_refused(ask(grant(other.id, key(None))), RefusalCode::Invalid, &["wrapped for nobody"]);
@@ -106,7 +111,7 @@ fn what_is_no_key_of_the_volume_is_not_kept() {
     let call =
         Call::GrantKey { name: "w".into(), grant: GrantKey { member: other.id, key: key(Some("cd")) } };
     assert_refused(ask(call), RefusalCode::Invalid, &["'w' is not encrypted"]);
-    let bad = WrappedKey { check: "short".into(), wrapped: None };
+    let bad = WrappedKey { check: "short".into(), wrapped: None, under: None };
     let bad = Create { encrypted: Some(Box::new(bad)), name: "x".into(), ..encrypted(None) };
     assert_refused(ask(Call::Create(bad)), RefusalCode::Invalid, &["none"]);
 }
@@ -130,15 +135,6 @@ fn a_members_public_key_is_the_one_that_was_certified_last() {
     assert_eq!(shown(&mut world, one), public(7));
     let unknown = as_whom(&mut world, Caller::Member(one), Call::Member { member: MemberId(9) });
     assert_refused(unknown, RefusalCode::NotFound, &["no member"]);
-}
-
-#[test]
-fn what_an_encrypted_volume_cannot_be_yet_is_refused() {
-    let mut world = World::with_donors(&[4]);
-    let made = volume(world.ask(Call::Create(encrypted(None))).expect("made"));
-    assert_eq!(made.map.donors().collect::<Vec<_>>(), [DonorId(1)]);
-    let over = Create { overlay_of: Some("v".into()), ..Create::new("over", Size::Bytes(1)) };
-    assert_refused(world.ask(Call::Create(over)), RefusalCode::Conflict, &["'v' is encrypted", "overlay"]);
 }
 
 #[test]
@@ -182,4 +178,44 @@ fn on_disk_it_lies_where_a_disk_has_a_place_for_its_tags() {
     let filling =
         world.peek("v").map.groups.iter().flat_map(|group| group.slots.clone()).find_map(|slot| slot.filling);
     assert_eq!(filling.map(|place| place.donor), Some(DonorId(5)));
+}
+
+/// An overlay has a key of its own, and whoever may read what lies under it is given what opens that.
+#[test]
+fn an_overlay_of_an_encrypted_volume_is_encrypted_and_opened_by_the_key_of_that() {
+    let (mut world, one, other) = members();
+    let source = Source { name: "/e".into(), size: E, identity: "inode 7".into(), checksummed: false };
+    let load = Some(Box::new(ToLoad { source, by: "eve".into(), backed: true, memory: None }));
+    let base = Create { load, redundancy: None, ..encrypted(Some("ab")) };
+    as_whom(&mut world, Caller::Member(one), Call::Create(base)).expect("made");
+    let over = |of: &str, key: Option<WrappedKey>| {
+        let create = Create { encrypted: key.map(Box::new), ..Create::new("o", Size::Bytes(1)) };
+        Call::Create(Create { overlay_of: Some(of.into()), ..create })
+    };
+    let under = WrappedKey { check: "00000000000000bb".into(), wrapped: None, under: Some("ee".into()) };
+    let mut ask = |call| as_whom(&mut world, Caller::Member(one), call);
+    let says = ["'v' is encrypted", "`cheetah attach v --overlay`"];
+    assert_refused(ask(over("v", None)), RefusalCode::Conflict, &says);
+    assert_refused(
+        ask(over("v", Some(key(Some("ab"))))),
+        RefusalCode::Invalid,
+        &["the key of its base opens"],
+    );
+    let alone = Create { encrypted: Some(Box::new(under.clone())), ..creating("x", Size::Bytes(E), None) };
+    assert_refused(ask(Call::Create(alone)), RefusalCode::Invalid, &["of an overlay, and of nothing else"]);
+    ask(over("v", Some(under.clone()))).expect("made");
+    assert!(world.peek("o").map.encrypted && world.hear(1).volumes.iter().all(|volume| volume.encrypted));
+    let given = |wrapped: Option<&str>| WrappedKey { wrapped: wrapped.map(str::to_owned), ..under.clone() };
+    assert_eq!(attach_to(&mut world, "o", one).key.as_deref(), Some(&given(Some("ab"))));
+    assert_eq!(attach_to(&mut world, "o", other).key.as_deref(), Some(&given(None)));
+    // One grant opens both.
+    let call =
+        Call::GrantKey { name: "o".into(), grant: GrantKey { member: other.id, key: key(Some("cd")) } };
+    let refused = as_whom(&mut world, Caller::Member(one), call);
+    assert_refused(refused, RefusalCode::Invalid, &["'o' is an overlay of 'v'", "`cheetah grant v MEMBER`"]);
+    as_whom(&mut world, Caller::Member(one), grant(other.id, key(Some("cd")))).expect("granted");
+    world.restart();
+    assert_eq!(attach_to(&mut world, "o", other).key.as_deref(), Some(&given(Some("cd"))));
+    as_whom(&mut world, Caller::Own, Call::RevokeMember { member: one.id }).expect("revoked");
+    assert_eq!(attach_to(&mut world, "o", other).key.as_deref(), Some(&given(Some("cd"))));
 }

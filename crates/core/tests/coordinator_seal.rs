@@ -259,7 +259,7 @@ fn the_report_of_a_validation_is_signed_by_its_hashes_alone() {
 #[test]
 fn an_encrypted_volume_is_sealed_by_ciphertext_and_said_by_its_contents() {
     let mut world = World::with_donors(&[8, 8, 8]);
-    let key = WrappedKey { check: "00000000000000aa".into(), wrapped: None };
+    let key = WrappedKey { check: "00000000000000aa".into(), wrapped: None, under: None };
     let create = Create { redundancy: "parity:2+1".parse().ok(), ..Create::new("v", Size::Bytes(SIZE)) };
     let create = Create { encrypted: Some(Box::new(key)), ..create };
     world.ask(Call::Create(create)).expect("made");
@@ -271,7 +271,8 @@ fn an_encrypted_volume_is_sealed_by_ciphertext_and_said_by_its_contents() {
         let sealed = sealing(ROOT).sealed.map(|sealed| Box::new(Sealing { contents, ..*sealed }));
         Tell { sealed, ..Tell::default() }
     };
-    refused(tell(&mut world, lease.token, both(None)), &["'v' is encrypted", "what its contents are"]);
+    let told = tell(&mut world, lease.token, both(None));
+    assert_refused(told, RefusalCode::Invalid, &["'v' is encrypted", "what its contents are"]);
     assert!(world.show("v").map.seal().is_none());
     tell(&mut world, lease.token, both(Some(contents))).expect("sealed");
     let map = world.show("v").map;
@@ -284,7 +285,8 @@ fn an_encrypted_volume_is_sealed_by_ciphertext_and_said_by_its_contents() {
 
     let mut world = self::world();
     let lease = attach(&mut world, to_seal()).expect("nobody has it");
-    refused(tell(&mut world, lease.token, both(Some(contents))), &["'v' is not encrypted"]);
+    let told = tell(&mut world, lease.token, both(Some(contents)));
+    assert_refused(told, RefusalCode::Invalid, &["'v' is not encrypted"]);
     tell(&mut world, lease.token, both(None)).expect("sealed");
     let Ok(Answer::Manifest(manifest)) = world.ask(Call::Manifest { name: "v".into() }) else {
         panic!("one")

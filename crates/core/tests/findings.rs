@@ -209,17 +209,9 @@ fn what_is_lost_is_loaded_again_only_where_a_load_filled_it() {
     assert!(said.contains("`cheetah load /e/disk.raw case7 --overwrite`"), "{said}");
     let (root, custody, hash) = (cheetah_core::proofs::Root([0; 32]), None, String::new);
     let (at, by, by_reading) = (3, "eve".to_owned(), false);
-    let sealed = Sealed {
-        at,
-        by,
-        root,
-        md5: hash(),
-        sha1: hash(),
-        sha256: hash(),
-        by_reading,
-        custody,
-        contents: None,
-    };
+    let contents = None;
+    let sealed =
+        Sealed { at, by, root, contents, md5: hash(), sha1: hash(), sha256: hash(), by_reading, custody };
     let said = lost(Content { sealed: Some(sealed.into()), ..loaded.clone() });
     assert!(said.contains("`cheetah delete case7` and `cheetah load /e/disk.raw case7`"), "{said}");
     let said = lost(Content { written: Some(written), ..loaded });

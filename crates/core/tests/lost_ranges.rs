@@ -102,3 +102,19 @@ fn the_list_is_exactly_what_nothing_can_give_back() {
         assert!(ranges.iter().filter(alone).all(within), "{} bytes: {ranges:?}", map.size);
     }
 }
+
+#[test]
+fn what_reaches_a_range_is_what_has_a_byte_of_it() {
+    for (len, stride, count) in [(3, 3, 1), (3, 7, 4), (7, 7, 3), (1, 5, 2)] {
+        let range = LostRange { donor: None, offset: 10, len, stride, count };
+        let has = |at: u64| {
+            let past = at.checked_sub(10);
+            past.is_some_and(|past| past / stride < count && past % stride < len)
+        };
+        for from in 0..50 {
+            for end in from..52 {
+                assert_eq!(range.reaches(from, end), (from..end).any(has), "{from}..{end} of {range}");
+            }
+        }
+    }
+}

@@ -199,7 +199,6 @@ fn in_the_clear_a_key_is_a_file_of_its_owners() {
         assert!(std::fs::read(&out).expect("the file") == bytes, "{name}");
     }
     assert!(!memory_has(pool.pid_of("one"), SECRET), "it came from a source, and is ciphertext as well");
-    tools::names(&pool.fails(["attach", "loaded", "--overlay", "over"]), &["encrypted"]);
     tools::names(&pool.fails(["load", &source, "plain", "--encrypt"]), &["--key-file FILE"]);
     pool.create_linear("plain", "8M");
     tools::names(

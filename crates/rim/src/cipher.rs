@@ -28,6 +28,10 @@ const KEY_BYTES: usize = 32;
 const POINT_BYTES: usize = 65;
 /// A key that is wrapped: the public part of a key made for that, then the key and its tag.
 const WRAPPED_BYTES: usize = POINT_BYTES + KEY_BYTES + MAX_TAG_LEN;
+/// Of what a key follows from with another, so that it encrypts once.
+const SALT_BYTES: usize = 16;
+/// A key under that of a base: what the wrapping key follows from, then the key and its tag.
+const UNDER_BYTES: usize = SALT_BYTES + KEY_BYTES + MAX_TAG_LEN;
 const CHECK_BYTES: usize = 8;
 
 const _: () = assert!(AUTH_BYTES == NONCE_LEN + MAX_TAG_LEN);
@@ -232,6 +236,44 @@ impl VolumeKey {
         opened.map_err(|_| KeyError::Wrapped)?;
         Ok(VolumeKey::of(secret))
     }
+
+    /// The key of an overlay, for who has that of its base: HKDF-SHA256 of the base's key and a salt,
+    /// AES-256-GCM.
+    ///
+    /// # Errors
+    /// The kernel gives no random numbers.
+    pub fn wrap_under(&self, base: &VolumeKey) -> Result<String, KeyError> {
+        let mut wrapped = vec![0; SALT_BYTES];
+        rand::fill(&mut wrapped).map_err(|_| KeyError::Random)?;
+        let wrapping = base.wrapping(&wrapped);
+        let mut key = Secret(self.secret.0);
+        let sealed = wrapping.seal_in_place_separate_tag(nonce_of_one(), Aad::empty(), &mut key.0);
+        let tag = sealed.expect("a key is within the cipher's limits");
+        wrapped.extend_from_slice(&key.0);
+        wrapped.extend_from_slice(tag.as_ref());
+        Ok(hex(&wrapped))
+    }
+
+    /// The inverse of `wrap_under`. `None`: it was not wrapped under this one, or is not what was.
+    #[must_use]
+    pub fn unwrap_under(wrapped: &str, base: &VolumeKey) -> Option<VolumeKey> {
+        let wrapped = unhex(wrapped).filter(|bytes| bytes.len() == UNDER_BYTES)?;
+        let (salt, sealed) = wrapped.split_at(SALT_BYTES);
+        let (key, tag) = sealed.split_at(KEY_BYTES);
+        let mut secret = Secret([0; KEY_BYTES]);
+        secret.0.copy_from_slice(key);
+        let wrapping = base.wrapping(salt);
+        let opened = wrapping.open_in_place_separate_tag(nonce_of_one(), Aad::empty(), tag, &mut secret.0);
+        let is_opened = opened.is_ok();
+        is_opened.then(|| VolumeKey::of(secret))
+    }
+
+    fn wrapping(&self, salt: &[u8]) -> LessSafeKey {
+        let mut secret = Secret([0; KEY_BYTES]);
+        derive(&self.secret.0, &[b"cheetah overlay key", salt], &mut secret.0);
+        let key = UnboundKey::new(&AES_256_GCM, &secret.0).expect("32 bytes are a key");
+        LessSafeKey::new(key)
+    }
 }
 
 /// What a block's tag speaks for beside its content.
@@ -350,6 +392,24 @@ mod tests {
         let broken = wrapped.replacen(&wrapped[200..202], "zz", 1);
         assert!(VolumeKey::unwrap(&broken, &member.pkcs8(), &member.public()).is_err());
         assert!(key.wrap("04aa").is_err() && key.wrap(&"04".repeat(65)).is_err());
+    }
+
+    #[test]
+    fn the_key_of_an_overlay_is_opened_by_that_of_its_base_alone() {
+        let (key, base) = (VolumeKey::make().unwrap(), VolumeKey::make().unwrap());
+        let wrapped = key.wrap_under(&base).unwrap();
+        assert!(!wrapped.contains(&hex(&key.secret.0)));
+        assert_ne!(wrapped, key.wrap_under(&base).unwrap());
+        let unwrapped = VolumeKey::unwrap_under(&wrapped, &base).unwrap();
+        assert_eq!((unwrapped.secret.0, unwrapped.check()), (key.secret.0, key.check()));
+        assert!(VolumeKey::unwrap_under(&wrapped, &key).is_none());
+        for at in (0..wrapped.len()).step_by(2) {
+            let mut broken = wrapped.clone();
+            let digit = if &wrapped[at..=at] == "0" { "1" } else { "0" };
+            broken.replace_range(at..=at, digit);
+            assert!(VolumeKey::unwrap_under(&broken, &base).is_none(), "digit {at}");
+        }
+        assert!(VolumeKey::unwrap_under(&wrapped[2..], &base).is_none());
     }
 
     #[test]

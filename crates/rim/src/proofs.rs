@@ -1,10 +1,10 @@
 //! The hashing of sealed volumes: proofs made of what a volume holds, and blocks checked against them.
 //!
 //! Owns BLAKE3's subtrees, and the pages that a reader has. Of an encrypted volume the proof of a block is
-//! BLAKE3 of its ciphertext, nonce and authentication tag, so that who has no key proves all of it as well. Never: where pages lie (`core::proofs`), or how
-//! they are fetched (`volume::proving`). Invariant: a page counts as known only when it came to the proof
-//! that the page above has of it, and the topmost to the root; so whatever is known follows from the root
-//! alone. Tests: below, `lab/tests/seal.rs`.
+//! BLAKE3 of its ciphertext, nonce and authentication tag, so that who has no key proves all of it as well.
+//! Never: where pages lie (`core::proofs`), or how they are fetched (`volume::proving`). Invariant: a page
+//! counts as known only when it came to the proof that the page above has of it, and the topmost to the root;
+//! so whatever is known follows from the root alone. Tests: below, `lab/tests/seal.rs`.
 
 use crate::auth::{Auth, NONE};
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
@@ -458,7 +458,7 @@ mod tests {
     fn sealed_ciphertext(blocks: u64) -> (Vec<u8>, Vec<Auth>, Tree, Root) {
         let tree = Tree::new(blocks * BLOCK_BYTES);
         let mut all = content(tree.size());
-        let mut auths: Vec<Auth> = (0..blocks).map(|block| [block as u8 + 1; AUTH_BYTES]).collect();
+        let mut auths: Vec<Auth> = (0..blocks).map(|block| [(block % 200) as u8 + 1; AUTH_BYTES]).collect();
         // One that was never written.
         all[BLOCK..2 * BLOCK].fill(0);
         auths[1] = NONE;

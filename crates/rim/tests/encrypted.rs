@@ -60,7 +60,7 @@ impl World {
             });
         });
         let world: World = starting.recv().unwrap();
-        let encrypted = Some(Box::new(WrappedKey { check: world.key.check(), wrapped: None }));
+        let encrypted = Some(Box::new(WrappedKey { check: world.key.check(), wrapped: None, under: None }));
         let redundancy = redundancy.parse().ok();
         let create = Create { redundancy, encrypted, ..Create::new("v", Size::Bytes(SIZE)) };
         world.call(Call::Create(create));

@@ -12,6 +12,10 @@ pub struct WrappedKey {
     /// What only the member can open, in hexadecimal digits. Absent: the key is in a file of its owner's.
     #[serde(default)]
     pub wrapped: Option<String>,
+    /// Of an overlay: its key, which the key of its base opens, in hexadecimal digits. `wrapped` is then that
+    /// of the base.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub under: Option<String>,
 }
 
 /// Who has the key of a volume gives it to a member.

@@ -24,6 +24,9 @@ pub struct Keys {
     /// As `WrappedKey::wrapped`, by the member that can open it.
     #[serde(default)]
     pub wrapped: BTreeMap<MemberId, String>,
+    /// As `WrappedKey::under`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub under: Option<String>,
 }
 
 fn is_digits(text: &str) -> bool {
@@ -32,7 +35,8 @@ fn is_digits(text: &str) -> bool {
 
 fn is_whole(key: &WrappedKey) -> bool {
     let fits = |text: &String| is_digits(text) && text.len() <= WRAPPED_DIGITS_MAX;
-    key.check.len() == CHECK_DIGITS && is_digits(&key.check) && key.wrapped.as_ref().is_none_or(fits)
+    let mut parts = key.wrapped.iter().chain(&key.under);
+    key.check.len() == CHECK_DIGITS && is_digits(&key.check) && parts.all(fits)
 }
 
 /// What a volume that is to be encrypted cannot be.
@@ -42,8 +46,8 @@ pub(super) fn check_create(create: &Create) -> Result<(), Refusal> {
     if !is_whole(key) {
         return invalid("what was sent of the volume's key is none");
     }
-    if create.overlay_of.is_some() {
-        return invalid("an overlay cannot be encrypted yet: write to a copy of the volume instead");
+    if create.overlay_of.is_some() != key.under.is_some() {
+        return invalid("the key of an overlay, and of nothing else, is one that the key of its base opens");
     }
     Ok(())
 }
@@ -51,16 +55,20 @@ pub(super) fn check_create(create: &Create) -> Result<(), Refusal> {
 impl Coordinator {
     /// Of a volume that is about to be made.
     pub(super) fn keys_of_new(&self, key: Option<Box<WrappedKey>>) -> Option<Box<Keys>> {
-        let WrappedKey { check, wrapped } = *key?;
+        let WrappedKey { check, wrapped, under } = *key?;
         let wrapped = self.caller_id().zip(wrapped).into_iter().collect();
-        Some(Box::new(Keys { check, wrapped }))
+        Some(Box::new(Keys { check, wrapped, under }))
     }
 
-    /// What this member is given of a volume's key with a lease.
+    /// What this member is given of a volume's key with a lease. Of an overlay the key of its base opens it,
+    /// so that whoever may read the base goes on with what was written over it.
     pub(super) fn key_for(&self, volume: VolumeId, member: Option<MemberId>) -> Option<Box<WrappedKey>> {
-        let Keys { check, wrapped } = self.volumes.get(&volume)?.keys.as_deref()?;
-        let wrapped = member.and_then(|member| wrapped.get(&member)).cloned();
-        Some(Box::new(WrappedKey { check: check.clone(), wrapped }))
+        let found = self.volumes.get(&volume)?;
+        let Keys { check, wrapped, under } = found.keys.as_deref()?;
+        let base = found.content.overlay.as_ref().and_then(|overlay| self.volumes.get(&overlay.of));
+        let wrapped = base.map_or(Some(wrapped), |base| base.keys.as_deref().map(|keys| &keys.wrapped));
+        let wrapped = member.zip(wrapped).and_then(|(member, wrapped)| wrapped.get(&member)).cloned();
+        Some(Box::new(WrappedKey { check: check.clone(), wrapped, under: under.clone() }))
     }
 
     pub(super) fn grant_key(&mut self, name: &str, grant: GrantKey) -> Result<Outcome, Refusal> {
@@ -71,6 +79,12 @@ impl Coordinator {
         let Some(keys) = self.volumes.get(&id).and_then(|volume| volume.keys.as_deref()) else {
             return invalid(format!("volume '{name}' is not encrypted, and needs no key"));
         };
+        if let Some(overlay) = self.volumes.get(&id).and_then(|volume| volume.content.overlay.as_ref()) {
+            let base = &overlay.base;
+            return invalid(format!(
+                "volume '{name}' is an overlay of '{base}', whose key opens both: `cheetah grant {base} MEMBER`"
+            ));
+        }
         if !is_whole(&key) || key.check != keys.check {
             return invalid(format!("what was sent is not the key of volume '{name}'"));
         }

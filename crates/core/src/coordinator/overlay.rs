@@ -13,8 +13,9 @@ use crate::custody::Event;
 use crate::map::VolumeId;
 
 impl Coordinator {
-    /// What an overlay over this volume is made of.
-    pub(super) fn overlay_over(&self, base: &str) -> Result<Overlay, Refusal> {
+    /// What an overlay over this volume is made of. What tools write over ciphertext is no more for donors to
+    /// read than what lies under it.
+    pub(super) fn overlay_over(&self, base: &str, encrypted: bool) -> Result<Overlay, Refusal> {
         let of = self.volume_named(base)?;
         let conflict = |message: String| Err(refuse(RefusalCode::Conflict, message));
         let Some(volume) = self.volumes.get(&of) else { return conflict(format!("volume '{base}' is gone")) };
@@ -25,11 +26,16 @@ impl Coordinator {
                 overlay.base, overlay.base
             ));
         }
-        if volume.map.encrypted {
-            return conflict(format!(
-                "volume '{base}' is encrypted, and an overlay of it cannot be yet: what tools write would lie on donors as it \
-                 is; copy it into another encrypted volume, and write there"
-            ));
+        if volume.map.encrypted != encrypted {
+            return conflict(match encrypted {
+                false => format!(
+                    "volume '{base}' is encrypted, and so is an overlay of it, or what tools write would lie on donors as it \
+                     is: `cheetah attach {base} --overlay` makes one, for who has the key"
+                ),
+                true => {
+                    format!("volume '{base}' is not encrypted, and no key of it opens that of an overlay")
+                }
+            });
         }
         if !self.is_sealed(of) && volume.map.backing.is_none() {
             return conflict(format!(

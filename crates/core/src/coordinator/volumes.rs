@@ -88,7 +88,7 @@ impl Coordinator {
         check_create(&create)?;
         let Create { name, size, redundancy, unit, follow, load, overlay_of, on, encrypted, write_back } =
             door::create(create);
-        let overlay = overlay_of.map(|base| self.overlay_over(&base)).transpose()?;
+        let overlay = overlay_of.map(|base| self.overlay_over(&base, encrypted.is_some())).transpose()?;
         let size = overlay.as_ref().map_or(size, |overlay| Size::Bytes(least_bytes(overlay.size)));
         self.check_one_more(&name)?;
         let is_backed = load.as_ref().is_some_and(|load| load.backed);

@@ -19,7 +19,9 @@ pub(super) fn plan(base: &mut Base, request: Key, span: Span) {
     let failed = if base.shape.is_bad(span) {
         Some(VolumeError::DonorLost)
     } else {
-        base.shape.is_unreadable(span).then_some(VolumeError::Unreadable)
+        // Who decrypts asks for whole blocks, and says which of their bytes nobody is given.
+        let is_told = !base.shape.map.encrypted && base.shape.is_unreadable(span);
+        is_told.then_some(VolumeError::Unreadable)
     };
     if failed.is_some() {
         base.requests[request].failed = failed;

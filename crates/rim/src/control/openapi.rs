@@ -178,9 +178,8 @@ fn tell() -> Tell {
 }
 
 fn sealing() -> Sealing {
-    let root = Root([0; 32]);
-    let (md5, sha1, sha256) = (String::new(), String::new(), String::new());
-    Sealing { root, contents: Some(root), md5, sha1, sha256, by_reading: true }
+    let (root, hash) = (Root([0; 32]), String::new);
+    Sealing { root, contents: Some(root), md5: hash(), sha1: hash(), sha256: hash(), by_reading: true }
 }
 
 fn sealed() -> Sealed {
@@ -485,7 +484,7 @@ fn attached() -> Attached {
 }
 
 fn wrapped_key() -> WrappedKey {
-    WrappedKey { check: String::new(), wrapped: Some(String::new()) }
+    WrappedKey { check: String::new(), wrapped: Some(String::new()), under: Some(String::new()) }
 }
 
 /// One of each shape, by the name of its schema, with every option present.

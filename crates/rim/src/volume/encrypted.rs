@@ -115,8 +115,8 @@ impl VolumeHandle {
         self.0.noted.is_some()
     }
 
-    /// From now on the proofs of blocks as donors hold them are noted, as they are read and written. They take
-    /// memory until they are asked for.
+    /// From now on the proofs of blocks as donors hold them are noted, as they are read and written. They
+    /// take memory until they are asked for.
     pub fn note_proofs(&self) {
         if let Some(noted) = &self.0.noted {
             noted.wanted.store(true, Ordering::Release);
@@ -144,9 +144,13 @@ impl Noted {
         self.proofs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Acquire)
+    }
+
     /// Those of ciphertext, if they are wanted.
     fn of(&self, room: &Buffer) -> Vec<Proof> {
-        if !self.wanted.load(Ordering::Acquire) {
+        if !self.is_wanted() {
             return Vec::new();
         }
         let blocks = room.as_chunks::<BLOCK>().0.iter().zip(room.auths());
@@ -164,7 +168,7 @@ impl Noted {
     }
 
     fn was_written(&self, first: u64, proofs: impl IntoIterator<Item = Proof>) {
-        if self.wanted.load(Ordering::Acquire) {
+        if self.is_wanted() {
             self.proofs().extend((first..).zip(proofs));
         }
     }
@@ -283,6 +287,16 @@ impl View {
     // Reading.
 
     async fn read(&self, submission: &mut Submission) -> Result<(), VolumeError> {
+        let Submission { offset, len, .. } = *submission;
+        let told = self.check_readable(offset, offset + u64::from(len));
+        // What lies there is to be known by who seals.
+        if told.is_ok() || self.noted.is_wanted() {
+            self.read_anything(submission).await?;
+        }
+        told
+    }
+
+    async fn read_anything(&self, submission: &mut Submission) -> Result<(), VolumeError> {
         let Submission { offset, len, buffer, .. } = submission;
         let (offset, end) = (*offset, *offset + u64::from(*len));
         let Some(room) = buffer.take_if(|_| (offset | end).is_multiple_of(BLOCK_BYTES)) else {
@@ -292,6 +306,14 @@ impl View {
         let (room, result) = self.read_blocks(offset / BLOCK_BYTES, room).await;
         *buffer = room;
         result
+    }
+
+    /// What the source could not give is no data, and what stands beside it in a block is. Zeros were
+    /// encrypted there.
+    fn check_readable(&self, offset: u64, end: u64) -> Result<(), VolumeError> {
+        let told = self.under.0.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_there = told.ranges.iter().any(|range| range.reaches(offset, end));
+        if is_there { Err(VolumeError::Unreadable) } else { Ok(()) }
     }
 
     /// Bytes that begin or end inside of a block.
@@ -437,6 +459,8 @@ impl View {
     }
 
     async fn complete(&self, block: u64, begin: u64, whole: &mut [u8]) -> Result<(), VolumeError> {
+        // A block that is written is readable from then on, all of it.
+        self.check_readable(block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES)?;
         let (room, result) = self.read_blocks(block, view::room(&self.under, BLOCK_BYTES)?).await;
         result?;
         let room = room.ok_or(VolumeError::DonorLost)?;
@@ -474,4 +498,22 @@ impl View {
 /// block has more blocks than a request may have.
 fn piece_bytes(at: u64, left: usize) -> usize {
     left.min(index(PIECE_BYTES - at % PIECE_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_noted_whatever_a_read_of_before_says() {
+        let noted = Noted::default();
+        noted.was_written(7, [[1; 32]]);
+        assert!(noted.proofs().is_empty(), "nobody wants it");
+        noted.wanted.store(true, Ordering::Release);
+        noted.was_read(6, vec![[1; 32], [1; 32]]);
+        noted.was_written(7, [[2; 32]]);
+        noted.was_read(6, vec![[3; 32], [3; 32], [3; 32]]);
+        let known: Vec<Proof> = noted.proofs().values().copied().collect();
+        assert_eq!(known, [[1; 32], [2; 32], [3; 32]]);
+    }
 }

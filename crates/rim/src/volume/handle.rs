@@ -4,6 +4,8 @@
 //! Invariant: every submission is completed exactly once through its sink, also when the volume is closed.
 
 use crate::buffer::{Buffer, Pool};
+use cheetah_core::layout::LostRange;
+use cheetah_core::map::BadRange;
 pub use cheetah_core::volume::{Op, StatusRun, VolumeError};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -76,6 +78,8 @@ pub(super) struct Shared {
     /// A tool has written, or tried to.
     pub(super) written: AtomicBool,
     pub(super) first_write: Notify,
+    /// Of an encrypted volume: what its source could not give, which its view gives nobody.
+    pub(super) unreadable: Mutex<Unreadable>,
     /// Of the view of an encrypted volume.
     pub(super) noted: Option<Arc<super::encrypted::Noted>>,
     pub(super) amendments: Mutex<Option<tokio::sync::mpsc::Receiver<cheetah_core::api::Amend>>>,
@@ -98,6 +102,7 @@ impl Shared {
             forgotten: AtomicU64::new(0),
             written: AtomicBool::new(false),
             first_write: Notify::new(),
+            unreadable: Mutex::default(),
             noted: None,
             amendments: Mutex::default(),
         }
@@ -106,6 +111,13 @@ impl Shared {
     pub(super) fn taker(&self) -> MutexGuard<'_, Option<Taker>> {
         self.taker.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// As the map has it, and as ranges of the volume.
+#[derive(Debug, Default)]
+pub(super) struct Unreadable {
+    pub(super) runs: Vec<BadRange>,
+    pub(super) ranges: Vec<LostRange>,
 }
 
 impl std::fmt::Debug for Shared {

@@ -35,7 +35,7 @@ use crate::buffer::{Buffer, Pool};
 use crate::cipher::VolumeKey;
 use crate::stream::Transport;
 use cheetah_core::api::{Amend, VolumeReport};
-use cheetah_core::layout::Scatter;
+use cheetah_core::layout::{Scatter, unreadable_ranges};
 use cheetah_core::limits::{BLOCK_BYTES, POLL_DEFAULT_US, REQUESTS_IN_FLIGHT_MAX};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeMap};
 use cheetah_core::poll::Poll;
@@ -44,7 +44,7 @@ use cheetah_core::volume::{self as machine, At, Effect, Event, Fragment, Key, Me
 use conn::{Conn, Part};
 use encrypted::Opening;
 use fetching::Ask;
-use handle::Shared;
+use handle::{Shared, Unreadable};
 use links::Link;
 use memory::{Memory, Slot};
 use orders::take_orders;
@@ -52,7 +52,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc, oneshot};
 use traffic::Traffic;
@@ -200,6 +200,7 @@ async fn run(shared: Arc<Shared>, options: VolumeOptions, memory: Memory, amendm
     tokio::task::spawn_local(keep_time(driver.clone()));
     tokio::task::spawn_local(look_again(driver.clone()));
     driver.borrow_mut().look_whether_sealed();
+    driver.borrow().announce_unreadable();
     driver.borrow_mut().event(Event::Start);
     // As a task, for what wakes this future runs only after the runtime has asked for events: a system call
     // more for each batch.
@@ -290,6 +291,17 @@ impl Driver {
         self.machine.lost().map(|(id, why)| (id, why.to_owned())).collect()
     }
 
+    /// Of an encrypted volume, before anybody hears of what changed that.
+    fn announce_unreadable(&self) {
+        let map = self.machine.map();
+        if map.encrypted {
+            let mut told = self.shared.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
+            if told.runs != map.unreadable {
+                *told = Unreadable { runs: map.unreadable.clone(), ranges: unreadable_ranges(map) };
+            }
+        }
+    }
+
     fn announce_size(&self) {
         let size = self.machine.map().size;
         self.shared.size.store(size, Ordering::Release);
@@ -314,6 +326,7 @@ impl Driver {
                 self.memory.know_groups(groups_known(self.machine.map()), true);
             }
             self.announce_size();
+            self.announce_unreadable();
             self.look_whether_sealed();
         }
         let mut rest = effects.drain(..).peekable();
@@ -469,6 +482,7 @@ impl Driver {
                 if let Err(error) = result {
                     tracing::debug!(?error, "a request failed");
                 }
+                self.announce_unreadable();
                 sink.complete(Completion { token, result, buffer, status });
             }
             Effect::WakeAt(at) => {
