@@ -170,7 +170,7 @@ fn on_disk_it_lies_where_a_disk_has_a_place_for_its_tags() {
     }
     world.ask(Call::Leave { donor: "d4".into(), force: true }).expect("it goes");
     world.settle();
-    let map = world.peek("v").map.clone();
+    let map = world.peek("v").map;
     assert_eq!(held_by(&map, 1) + held_by(&map, 2), 0);
     assert!(map.groups.iter().flat_map(|group| &group.slots).all(|slot| slot.filling.is_none()), "{map:?}");
     world.join_as(disk(5, true)).expect("joined");
