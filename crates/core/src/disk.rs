@@ -12,13 +12,13 @@
 //! was never acknowledged; then it fits no entry, and whoever reads it finds it wrong (`replay`). From time
 //! to time the checksums that changed go to their table, and the log begins anew (`State`).
 //!
-//! The nonces and authentication tags of encrypted volumes (`auths`) go the same way as checksums, which cover
-//! them: to the log with a write, and to a table of their own from time to time.
+//! Nonces and authentication tags of encrypted volumes go the same way as checksums, which cover them: to the
+//! log with a write, and to a table of their own from time to time.
 //!
 //! Files: `place` (what lies where), `log` (its pages), `state` (what a donor knows of itself), `table` (what
-//! is known of blocks), `replay` (which checksum a block has), `journal` (the order), `pages` (what it asks of
-//! a disk), `resident` (which
-//! blocks are in memory), `cache` (which of them stay), `write_back` (what memory has that the disk has not).
+//! is known of blocks), `auths` (nonces and tags), `replay` (which checksum a block has), `journal` (the
+//! order), `pages` (what that asks of a disk), `resident` (which blocks are in memory), `cache` (which of
+//! them stay), `write_back` (what memory has that the disk has not).
 
 mod auths;
 mod cache;

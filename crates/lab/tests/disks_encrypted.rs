@@ -1,5 +1,5 @@
-//! Encrypted volumes on disks: nothing of what tools write is on a disk, and what was acknowledged is there when
-//! everything was switched off and on again, with the nonce and the tag that belong to it.
+//! Encrypted volumes on disks: nothing of what tools write is on a disk, and what was acknowledged is there
+//! when everything was switched off and on again, with the nonce and the tag that belong to it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

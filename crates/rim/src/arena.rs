@@ -580,6 +580,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        self.auths.close();
         let extents = u32::try_from(self.bytes / EXTENT_BYTES).expect("made from a u32");
         self.wipe(&(0..extents).collect::<Vec<_>>());
     }

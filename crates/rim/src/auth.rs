@@ -1,10 +1,11 @@
 //! Nonce and authentication tag of each block of an encrypted volume, as a donor has them.
 //!
 //! Owns which of them count of a donor of a disk: what its disk has, but for blocks that memory has anew
-//! (*ahead*). Never: the table (core's `disk::Auths`), a key, or what they mean (`crate::cipher`). Invariants:
-//! what is ahead of the disk ends when the disk has just that, or when what memory has does not count; so of
-//! each block there is one table entry, and one more while it is on its way. Others may read an entry while it
-//! is written: then the block's checksum does not fit. Called by `arena`, `undo` and `volume`. Tests: below.
+//! (*ahead*). Never: the table (core's `disk::Auths`), a key, or what they mean (`crate::cipher`).
+//! Invariants: what is ahead of the disk ends when the disk has just that, or when what memory has does not
+//! count; so of each block there is one entry, and one more while it is on its way. Others may read an entry
+//! while it is written: then the block's checksum does not fit. Called by `arena`, `undo` and `volume`.
+//! Tests: below.
 
 pub(crate) use cheetah_core::disk::{Auth, NO_AUTH as NONE};
 pub(crate) use cheetah_nbd::limits::AUTH_BYTES;
@@ -71,6 +72,12 @@ impl Auths {
         self.kept.is_empty() && self.ahead.as_ref().is_none_or(Ahead::is_empty)
     }
 
+    /// Of so many blocks memory has another than the disk.
+    #[cfg(test)]
+    pub(crate) fn count_ahead(&self) -> usize {
+        self.ahead.as_ref().map_or(0, |ahead| ahead.count.load(Ordering::Acquire))
+    }
+
     /// Whether the extent of this block may have any.
     pub(crate) fn has_some(&self, block: u64) -> bool {
         self.kept.has_some(block) || self.ahead.as_ref().is_some_and(|ahead| !ahead.is_empty())
@@ -112,6 +119,11 @@ impl Auths {
         if !self.is_empty() {
             (from..to).for_each(|block| self.set(block, &NONE));
         }
+    }
+
+    /// None is asked for any more, nor is it noted that there is none: a disk keeps what it has.
+    pub(crate) fn close(&mut self) {
+        *self = Auths::new(0);
     }
 
     /// The disk has these now: what is newer than that stays ahead of it.
@@ -185,6 +197,12 @@ mod tests {
             reached(NONE);
             assert!(auths.get(3) == NONE && auths.ahead.as_ref().is_some_and(Ahead::is_empty));
         }
+        // The disk has none yet, nor has it when they are made zeros.
+        auths.set(4, &ONE);
+        auths.clear(4, 5);
+        disk.set(4, &ONE);
+        auths.has_reached_disk([(4, ONE)].into_iter());
+        assert_eq!(auths.get(4), NONE);
         disk.set(3, &ONE);
         auths.set(3, &TWO);
         auths.fall_back(2..4);

@@ -7,9 +7,9 @@
 //! only when the disk has it; what comes from the disk never covers what was written meanwhile.
 //!
 //! Parts: `file` and `export` (its bytes), `journal` (core's order of a write, on them), `joined` (neighbours
-//! as one request), `teller` and `threads` (who waits for the disk), `write_back` (what is in memory first);
-//! core's `Resident` says what is in memory. Called by the donor's server and `cheetah donate`. Tests: there,
-//! `lab/disks.rs`, `sim`.
+//! as one request), `teller` and `threads` (who waits for the disk), `write_back` (what is in memory first),
+//! `tests`. Core's `Resident` says what is in memory. Called by the donor's server and `cheetah donate`.
+//! Tests: there, `lab/disks.rs`, `sim`.
 
 mod export;
 mod file;
@@ -370,3 +370,6 @@ fn blocks_of(extent: u32) -> Range<u64> {
 fn gone() -> io::Error {
     io::Error::other("this disk takes nothing any more")
 }
+
+#[cfg(test)]
+mod tests;

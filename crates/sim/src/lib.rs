@@ -20,8 +20,8 @@
 //! Files: `plan` (what a seed picks), `world` (time and events), `network`, `wire` (the ends of a data
 //! connection), the drivers `donor` and `serving`, `client`, `leases`, `links` and `parts`, `coordinator`
 //! and `calls`; `disk` and `on_disk` (a donor's disk, and the donor around it) with `disk_words` (what it
-//! tells) and `write_back`; `director`, `faults`, `deaths`, `clocks`, `together`, `load`, `strangers`,
-//! `power` and `media` (what happens to them),
+//! tells), `auths` (what belongs to its blocks) and `write_back`; `director`, `faults`, `deaths`, `clocks`,
+//! `together`, `load`, `strangers`, `power` and `media` (what happens to them),
 //! `workload` (requests and their judgement), `oracle` (bytes), `redundancy` (what of them must be
 //! somewhere), `contents` (what a volume counts as holding), `verdict` and `wounds` (errors), `finale`
 //! (heal, and demand that all is well), `swarm` (many seeds). `bytes` and `memory` (at a scale of 1:512),

@@ -2,10 +2,10 @@
 //! and keeps as they are.
 //!
 //! Owns a donor's table of them, and what they add to a block's checksum. Never: a key, or what they mean.
-//! Invariants: a block that was never written, or made zeros, has none, which is 28 zeros, so that parity over
-//! them is computed as over blocks; and the table takes memory only for extents that have some. Shared by
-//! reference between threads; others may read an entry while it is written: then the block's checksum does not
-//! fit. Called by `table`, and by `rim` for memory and disks. Tests: below.
+//! Invariants: a block that was never written, or made zeros, has none, which is 28 zeros, so that parity
+//! over them is computed as over blocks; and the table takes memory only for extents that have some. Shared
+//! by reference between threads; others may read an entry while it is written: then the block's checksum does
+//! not fit. Called by `table`, and by `rim` for memory and disks. Tests: below.
 
 use super::PAGE_BYTES;
 use crate::limits::{AUTH_BYTES, EXTENT_BLOCKS};

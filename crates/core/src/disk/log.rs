@@ -3,8 +3,8 @@
 //! Owns their form. Never: where they go (`place`), or what follows from them (`replay`). A page has 32 bytes
 //! of head (its checksum, how many slots are used, its number, which of its batch it is, its round) and slots
 //! of 16. An entry takes one; that of a block which has a nonce and an authentication tag takes three, which
-//! begin with what one has. Invariant: no entry is on two pages, and a page that was not written in full, or in another round, is not taken for one.
-//! Tests: below.
+//! begin with what one has. Invariant: no entry is on two pages, and a page that was not written in full, or
+//! in another round, is not taken for one. Tests: below.
 
 use super::PAGE_BYTES;
 use super::auths::{Auth, NO_AUTH};

@@ -1,7 +1,7 @@
 //! What a journal asks of its disk, and what it writes there.
 //!
-//! Owns the contract between them. Never: the order of things (`journal`). Its drivers are `rim::disk` and the
-//! simulator's. Tests: theirs.
+//! Owns the contract between them. Never: the order of things (`journal`). Its drivers are `rim::disk` and
+//! the simulator's. Tests: theirs.
 
 use super::{Auth, NO_AUTH, Noted, Place};
 use std::ops::Range;

@@ -5,8 +5,8 @@
 //! that it was. Where one of these is data, its checksum tells; where one is none, it needs nothing to be
 //! written, and holds if the other does not. A block that fits neither was torn by a write that nobody was
 //! told was done, or has rotted: it keeps the newer checksum, so that it is found to be wrong wherever it is
-//! read. Its nonce and authentication tag go with that, for its checksum covers them: where it is what it was,
-//! those of the entry before, or else the table's. Tests: below, `rim::disk`.
+//! read. Its nonce and authentication tag go with that, for its checksum covers them: where it is what it
+//! was, those of the entry before, or else the table's. Tests: below, `rim::disk`.
 
 use super::auths::Auth;
 use super::{Entry, Noted};

@@ -31,6 +31,12 @@ impl Arena {
         self.auths.of(blocks.start, blocks.end).collect()
     }
 
+    /// Of so many blocks memory has another than the disk.
+    #[cfg(test)]
+    pub(crate) fn auths_ahead(&self) -> usize {
+        self.auths.count_ahead()
+    }
+
     /// The disk has these blocks with these now.
     pub(crate) fn auths_reached_disk(&self, blocks: impl Iterator<Item = (u64, Auth)>) {
         self.auths.has_reached_disk(blocks);

@@ -238,24 +238,23 @@ fn amend() -> Amend {
 }
 
 fn join() -> Join {
-    let (name, host, address) = ("d".to_owned(), "h".to_owned(), "127.0.0.1:1".to_owned());
-    let (incarnation, last, tried) = (Incarnation(2), Some(Incarnation(1)), vec![Incarnation(3)]);
+    let (last, tried) = (Some(Incarnation(1)), vec![Incarnation(3)]);
     Join {
         version: 1,
         donor: DONOR,
         secret: DonorSecret(3),
         pool: Some(PoolId(1)),
         revision: 1,
-        name,
+        name: "d".to_owned(),
         or_numbered: true,
-        host,
+        host: "h".to_owned(),
         machine: "m".to_owned(),
-        address,
+        address: "127.0.0.1:1".to_owned(),
         extents: 1,
         foreign_export: Some(String::new()),
         medium: Medium::Disk,
         keeps_auths: true,
-        lineage: Some(Box::new(Lineage { incarnation, last, tried })),
+        lineage: Some(Box::new(Lineage { incarnation: Incarnation(2), last, tried })),
     }
 }
 

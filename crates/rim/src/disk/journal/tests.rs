@@ -342,9 +342,12 @@ fn what_belongs_to_another_volume_before_is_not_taken_for_this_ones() {
     let format = Journal::format(on(&blocks), DonorId(1), DonorSecret(2), place);
     let mut journal = format.expect("there is power");
     let owners = BTreeMap::from([(0, VOLUME)]);
-    journal.keep(Held { owners, ..Held::default() }).expect("there is power");
+    let held = Held { owners, ..Held::default() };
+    journal.keep(held.clone()).expect("there is power");
     let content = Some((vec![3; BLOCK], [9; AUTH_BYTES]));
     journal.commit(&[write_of(5, std::slice::from_ref(&content))], none).expect("there is power");
+    // It is the log alone that has it yet.
+    journal.keep(held).expect("there is power");
     for begins_anew in [false, true] {
         if begins_anew {
             journal.begin_anew(Vec::new()).expect("there is power");
