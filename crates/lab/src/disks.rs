@@ -45,8 +45,8 @@ impl Disks {
         disks
     }
 
-    /// So many with a write cache, in front of files of so many bytes: nbdkit's, which writes to the file when it is told
-    /// to flush. What it had not written then is gone with it.
+    /// So many with a write cache, in front of files of so many bytes: nbdkit's, which writes to the file
+    /// when it is told to flush. What it had not written then is gone with it.
     #[track_caller]
     pub fn with_write_caches(count: u32, bytes: u64) -> Self {
         let mut disks = Disks { caches: Some(BTreeMap::new()), ..Disks::none(count) };
@@ -118,8 +118,8 @@ impl Disks {
         wait::until("it is whole again", LONG, || self.pool.volume_status(volume)["health"] == "whole");
     }
 
-    /// A volume `v` that is made with these, and whose writers flush so often, loses nothing that they were promised by
-    /// so many cuts, and fits its checksums.
+    /// A volume `v` that is made with these, and whose writers flush so often, loses nothing that they were
+    /// promised by so many cuts, and fits its checksums.
     #[track_caller]
     pub fn survive(mut self, more: &[&str], flush_every: Option<usize>, cuts: u64) -> Disks {
         self.pool.ok(["create", "v", "96M", "--on", "disk"].iter().chain(more));
