@@ -47,6 +47,8 @@ fn a_donor_with_wrong_blocks_again_and_again_is_emptied_and_given_nothing_more()
     }
     let said = donor(&mut world, bad);
     assert!(said.has_bad_memory);
+    let noted = world.notes.iter().find(|note| note.event == "donor-bad-memory").expect("it is noted");
+    assert_eq!(noted.donor, Some(format!("d{bad}")));
     assert_eq!((said.wrong_blocks, said.bytes_free), (2 * u64::from(BAD_MEMORY_OCCASIONS), 0));
     let finding = findings::of_pool(&world.status()).into_iter().find(|it| it.code == Code::DonorBadMemory);
     let finding = finding.expect("it is said");

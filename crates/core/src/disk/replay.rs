@@ -226,6 +226,8 @@ mod tests {
         assert_eq!(marked(&[block(0), mark(5)]), [0], "they were cut off");
         assert_eq!(marked(&[block(0), mark(5), Entry::Marked { marks: 2 }]), [0], "some are missing");
         assert!(marked(&[block(0), Entry::Marked { marks: 0 }]).is_empty());
+        let extent = (5 * blocks / 10) as u32;
+        assert_eq!(marked(&[block(0), block(5 * blocks), Entry::Wiped { extent }]), [0], "nothing is there");
     }
 
     #[test]
