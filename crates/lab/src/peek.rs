@@ -1,9 +1,12 @@
-//! A look into a process's memory for what must not be there.
+//! A look into a process's memory for what must not be there, and the text that is planted for it.
 //!
 //! Never: a change of it (`flip` does that). Called by the tests of encrypted volumes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+
+/// What tools write, and no donor may have.
+pub const SECRET: &[u8] = b"PLANTED: the address of a witness, and nobody else's business.";
 
 /// Whether a process has this in any of its memory, what it lends included.
 ///

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use cheetah_core::disk::Place;
 use cheetah_lab::disks::Disks;
+use cheetah_lab::peek::SECRET;
 use cheetah_lab::verified::Verified;
 use cheetah_lab::{hash, tools, wait, writer};
 
@@ -16,7 +17,6 @@ const MIB: u64 = 1 << 20;
 const WRITERS: usize = 4;
 /// Writers have what is below.
 const SHARED_BYTES: u64 = 64 * MIB;
-const SECRET: &[u8] = b"PLANTED: the address of a witness, and nobody else's business.";
 const LONG: Duration = Duration::from_secs(120);
 
 fn of_donors(count: u32, more: &[&str]) -> Disks {

@@ -4,11 +4,11 @@
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use cheetah_lab::dice::Dice;
-use cheetah_lab::peek::memory_has;
+use cheetah_lab::member::another;
+use cheetah_lab::peek::{SECRET, memory_has};
 use cheetah_lab::pool::Pool;
 use cheetah_lab::{tools, wait};
 use serde_json::{Value, json};
@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 const SIZE: u64 = (40 << 20) + 1000;
 /// What a rebuild may take on a busy machine.
 const LONG: Duration = Duration::from_secs(120);
-const SECRET: &[u8] = b"PLANTED: the address of a witness, and nobody else's business.";
 
 /// Writes pieces of any length anywhere, and the planted text many times; what the volume holds then.
 fn fill(path: &Path, seed: u64, model: &mut [u8]) {
@@ -106,15 +105,6 @@ fn of_a_volume_that_is_not_encrypted_donors_have_every_word() {
     let path = pool.attach_fuse("case", &[]).path;
     fill(&path, 3, &mut vec![0; SIZE as usize]);
     assert!(memory_has(pool.pid_of("one"), SECRET));
-}
-
-/// The program as another member uses it.
-fn another(pool: &Pool, arguments: &[&str]) -> Command {
-    let mut command = pool.command();
-    command.args(arguments).env_remove("CHEETAH_POOL").stdin(Stdio::null());
-    command.env("CHEETAH_IDENTITY", pool.scratch().join("another"));
-    command.env("XDG_RUNTIME_DIR", pool.scratch().directory("run-another"));
-    command
 }
 
 #[test]

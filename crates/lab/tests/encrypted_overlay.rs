@@ -4,17 +4,16 @@
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use cheetah_lab::dice::Dice;
+use cheetah_lab::member::another;
 use cheetah_lab::mounted::Mounted;
-use cheetah_lab::peek::memory_has;
+use cheetah_lab::peek::{SECRET, memory_has};
 use cheetah_lab::pool::{Attached, Pool};
 use cheetah_lab::{tools, wait};
 use serde_json::json;
 
-const SECRET: &[u8] = b"PLANTED: the address of a witness, and nobody else's business.";
 const MIB: u64 = 1 << 20;
 /// For a rebuild on a busy machine.
 const LONG: Duration = Duration::from_secs(120);
@@ -113,15 +112,6 @@ fn scribble(attached: &Attached, seen: &mut [u8], seed: u64) {
     file.write_all_at(&[0xEE; 700], end as u64).expect("its last bytes");
     seen[end..].fill(0xEE);
     file.sync_all().expect("on its donors");
-}
-
-/// The program as another member uses it.
-fn another(pool: &Pool, arguments: &[&str]) -> Command {
-    let mut command = pool.command();
-    command.args(arguments).env_remove("CHEETAH_POOL").stdin(Stdio::null());
-    command.env("CHEETAH_IDENTITY", pool.scratch().join("another"));
-    command.env("XDG_RUNTIME_DIR", pool.scratch().directory("run-another"));
-    command
 }
 
 #[test]

@@ -4,18 +4,17 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use cheetah_lab::dice::Dice;
 use cheetah_lab::flip::Memory;
-use cheetah_lab::peek::memory_has;
+use cheetah_lab::member::another;
+use cheetah_lab::peek::{SECRET, memory_has};
 use cheetah_lab::pool::Pool;
 use cheetah_lab::rivals::NbdFuse;
 use cheetah_lab::{tools, wait};
 use serde_json::{Value, json};
 
-const SECRET: &[u8] = b"PLANTED: the address of a witness, and nobody else's business.";
 const BLOCK: usize = 4096;
 const EIO: i32 = 5;
 const LIES: usize = 60;
@@ -193,15 +192,6 @@ fn a_lie_that_fits_its_checksum_is_an_error_where_nothing_else_has_the_block() {
 fn a_lie_that_fits_its_checksum_is_gone_round_and_healed() {
     a_donor_that_lies_is_found("mirror:2", 2, 2);
     a_donor_that_lies_is_found("parity:2+1", 3, 1);
-}
-
-/// The program as another member uses it.
-fn another(pool: &Pool, arguments: &[&str]) -> Command {
-    let mut command = pool.command();
-    command.args(arguments).env_remove("CHEETAH_POOL").stdin(Stdio::null());
-    command.env("CHEETAH_IDENTITY", pool.scratch().join("another"));
-    command.env("XDG_RUNTIME_DIR", pool.scratch().directory("run-another"));
-    command
 }
 
 #[test]
