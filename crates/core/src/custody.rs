@@ -235,14 +235,25 @@ impl fmt::Display for Head {
     }
 }
 
-impl FromStr for Head {
-    type Err = String;
+/// A text that is no head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadHead;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || "write a head as SEQUENCE:HASH, the hash in 64 hexadecimal digits".to_owned();
-        let (sequence, hash) = text.split_once(':').ok_or_else(bad)?;
+impl fmt::Display for BadHead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("write a head as SEQUENCE:HASH, the hash in 64 hexadecimal digits")
+    }
+}
+
+impl std::error::Error for BadHead {}
+
+impl FromStr for Head {
+    type Err = BadHead;
+
+    fn from_str(text: &str) -> Result<Self, BadHead> {
+        let (sequence, hash) = text.split_once(':').ok_or(BadHead)?;
         let is_hash = hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let sequence = sequence.parse().ok().filter(|_| is_hash).ok_or_else(bad)?;
+        let sequence = sequence.parse().ok().filter(|_| is_hash).ok_or(BadHead)?;
         Ok(Head { sequence, hash: hash.to_ascii_lowercase() })
     }
 }

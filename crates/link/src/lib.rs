@@ -12,6 +12,7 @@ use cheetah_nbd::client::{self, Answer, Handshake, Request, Step, Take, Transmis
 use cheetah_nbd::proto::rep;
 use cheetah_nbd::uri::{Transport, Uri};
 use cheetah_nbd::{CmdFlags, Command, Descriptor, Errno, Negotiated, RequestHeader};
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::linux::net::SocketAddrExt;
@@ -32,6 +33,32 @@ pub enum NoLink {
     /// The server has no export of this name.
     NotThere,
 }
+
+/// Why a question has no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// The connection broke or was ended, and why.
+    Ended(String),
+    /// Nothing came in time; the connection is given up.
+    Silent,
+    /// The link was opened for reading, and this would write.
+    ForReading,
+    /// More than the 4 GiB that a request can ask for.
+    TooLong,
+}
+
+impl fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unanswered::Ended(why) => why,
+            Unanswered::Silent => "the server does not answer",
+            Unanswered::ForReading => "this connection is for reading alone",
+            Unanswered::TooLong => "it is too much for one request",
+        })
+    }
+}
+
+impl std::error::Error for Unanswered {}
 
 #[derive(Debug)]
 enum Socket {
@@ -66,7 +93,7 @@ struct Asking {
     transmission: Transmission<Waiting>,
     cookie: u64,
     /// Why nothing more is asked.
-    ended: Option<String>,
+    ended: Option<Unanswered>,
 }
 
 /// Who waits for an answer, and what came of it.
@@ -111,15 +138,16 @@ impl Pending {
     ///
     /// # Errors
     /// As `Link::ask`.
-    pub fn wait(self, link: &Link, time: Duration) -> Result<Answered, String> {
+    pub fn wait(self, link: &Link, time: Duration) -> Result<Answered, Unanswered> {
         match self.answered.recv_timeout(time) {
             Ok(answered) => Ok(answered),
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                link.end("the server does not answer".to_owned());
-                Err("the server does not answer".to_owned())
+                link.give_up(Unanswered::Silent);
+                Err(Unanswered::Silent)
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                Err(link.asking().ended.clone().unwrap_or_else(|| "the connection ended".to_owned()))
+                let unknown = || Unanswered::Ended("the connection ended".to_owned());
+                Err(link.asking().ended.clone().unwrap_or_else(unknown))
             }
         }
     }
@@ -243,14 +271,14 @@ impl Link {
     /// Asks, and waits for the answer; after `time` without one the connection is given up, for all.
     ///
     /// # Errors
-    /// The connection has ended, or does now; in words.
+    /// The connection has ended, or does now.
     pub fn ask(
         &self,
         command: Command,
         offset: u64,
         length: u32,
         time: Duration,
-    ) -> Result<Answered, String> {
+    ) -> Result<Answered, Unanswered> {
         self.send(command, offset, length, &[])?.wait(self, time)
     }
 
@@ -258,15 +286,21 @@ impl Link {
     ///
     /// # Errors
     /// As `ask`.
-    pub fn write(&self, offset: u64, payload: &[u8]) -> Result<Pending, String> {
-        let length = u32::try_from(payload.len()).map_err(|_| "it is too much for one request".to_owned())?;
+    pub fn write(&self, offset: u64, payload: &[u8]) -> Result<Pending, Unanswered> {
+        let length = u32::try_from(payload.len()).map_err(|_| Unanswered::TooLong)?;
         self.send(Command::Write, offset, length, payload)
     }
 
-    fn send(&self, command: Command, offset: u64, length: u32, payload: &[u8]) -> Result<Pending, String> {
+    fn send(
+        &self,
+        command: Command,
+        offset: u64,
+        length: u32,
+        payload: &[u8],
+    ) -> Result<Pending, Unanswered> {
         let reads = matches!(command, Command::Read | Command::BlockStatus);
         if self.access == Access::Read && !reads {
-            return Err("this connection is for reading alone".to_owned());
+            return Err(Unanswered::ForReading);
         }
         let room = if command == Command::Read { length as usize } else { 0 };
         let (done, answered) = mpsc::channel();
@@ -315,6 +349,10 @@ impl Link {
 
     /// Ends it; who waits hears why.
     pub fn end(&self, why: String) {
+        self.give_up(Unanswered::Ended(why));
+    }
+
+    fn give_up(&self, why: Unanswered) {
         let mut asking = self.asking();
         asking.ended.get_or_insert(why);
         asking.transmission.end().for_each(drop);

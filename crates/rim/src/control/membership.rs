@@ -11,7 +11,8 @@ use super::machine::Callers;
 use super::server::{Given, On, answer, invalid, refusal, with};
 use super::wire::answer_body;
 use crate::members::{
-    Authority, Credentials, Identity, IdentityError, Invitation, Key, first_contact, hash_of,
+    Authority, BadAuthority, BadCredentials, Credentials, Identity, IdentityError, Invitation, Key,
+    first_contact, hash_of,
 };
 use axum::Router;
 use axum::extract::Path;
@@ -58,20 +59,39 @@ pub(super) enum Met {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
+/// Why there is none.
+#[derive(Debug)]
+pub(super) enum NoMembership {
+    /// Certificates were to last shorter or longer than they can.
+    Lasts,
+    Authority(BadAuthority),
+    Credentials(BadCredentials),
+}
+
+impl fmt::Display for NoMembership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoMembership::Lasts => f.write_str("certificates last a second to a year"),
+            NoMembership::Authority(why) => why.fmt(f),
+            NoMembership::Credentials(why) => why.fmt(f),
+        }
+    }
+}
+
 impl Membership {
     pub(super) fn of(
         pool: PoolId,
         record: &AuthorityRecord,
         reached_at: &[SocketAddr],
         lasts: Option<Duration>,
-    ) -> Result<Arc<Membership>, String> {
+    ) -> Result<Arc<Membership>, NoMembership> {
         let lasts = lasts.unwrap_or(Duration::from_secs(CERTIFICATE_SECONDS));
         if !LASTS.contains(&lasts) {
-            return Err("certificates last a second to a year".to_owned());
+            return Err(NoMembership::Lasts);
         }
-        let authority = Authority::of(pool, record).map_err(|why| why.to_string())?;
+        let authority = Authority::of(pool, record).map_err(NoMembership::Authority)?;
         let at: Vec<IpAddr> = reached_at.iter().map(SocketAddr::ip).collect();
-        let own = Credentials::of_authority(&authority, &at, lasts).map_err(|why| why.to_string())?;
+        let own = Credentials::of_authority(&authority, &at, lasts).map_err(NoMembership::Credentials)?;
         let (credentials, key) = (Arc::new(own.0), own.1);
         Ok(Arc::new(Membership { authority, credentials, key, at, lasts }))
     }

@@ -9,7 +9,7 @@
 use super::DiskError;
 use super::file::Blocks;
 use cheetah_core::disk::PAGE_BYTES;
-use cheetah_link::{Access, Answered, Link, NoLink, Pending};
+use cheetah_link::{Access, Answered, Link, NoLink, Pending, Unanswered};
 use cheetah_nbd::uri::Uri;
 use cheetah_nbd::{Command, TransmissionFlags};
 use std::io;
@@ -63,7 +63,7 @@ impl Export {
     }
 }
 
-fn judged(answered: Result<Answered, String>) -> io::Result<Answered> {
+fn judged(answered: Result<Answered, Unanswered>) -> io::Result<Answered> {
     answered.map_err(io::Error::other)?.done()
 }
 
@@ -112,7 +112,7 @@ impl Blocks for Export {
             pieces.map(|(from, piece)| self.link.write(at + from, piece)).collect::<Vec<_>>()
         });
         let pending: Vec<_> = pieces.collect();
-        let wait = |sent: Result<Pending, String>| {
+        let wait = |sent: Result<Pending, Unanswered>| {
             judged(sent.and_then(|pending| pending.wait(&self.link, ANSWER))).map(drop)
         };
         // Each is waited for, also behind one that failed.

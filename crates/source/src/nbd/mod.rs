@@ -15,6 +15,7 @@ use cheetah_nbd::uri::{Transport, Uri, UriError};
 use cheetah_nbd::{Command, Descriptor, Errno, StateFlags};
 use helper::{Helper, Serves};
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -74,6 +75,21 @@ struct Attempts {
     next: Duration,
 }
 
+/// No attempt came to anything.
+#[derive(Debug)]
+struct NothingCame {
+    within: Duration,
+    at_last: String,
+}
+
+impl fmt::Display for NothingCame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "nothing came in {} s, at last: {}", self.within.as_secs_f64(), self.at_last)
+    }
+}
+
+impl std::error::Error for NothingCame {}
+
 impl Attempts {
     fn new(patience: Duration) -> Attempts {
         Attempts { patience, until: Instant::now() + patience, next: PAUSE }
@@ -83,9 +99,9 @@ impl Attempts {
         self.patience.min(SILENT)
     }
 
-    fn wait(&mut self, why: &str) -> Result<(), String> {
+    fn wait(&mut self, why: String) -> Result<(), NothingCame> {
         if Instant::now() + self.next > self.until {
-            return Err(format!("nothing came in {} s, at last: {why}", self.patience.as_secs_f64()));
+            return Err(NothingCame { within: self.patience, at_last: why });
         }
         std::thread::sleep(self.next);
         self.next = (self.next * 2).min(PAUSE_MAX);
@@ -147,7 +163,7 @@ impl Export {
                 Ok(link) => break link,
                 Err(NoLink::NotThere) => return Ok(None),
                 Err(NoLink::Final(why)) => return Err(fault(why)),
-                Err(NoLink::Again(why)) => attempts.wait(&why).map_err(fault)?,
+                Err(NoLink::Again(why)) => attempts.wait(why).map_err(|why| fault(why.to_string()))?,
             }
         };
         let info = &link.session.info;
@@ -199,14 +215,14 @@ impl Export {
                     Ok(answered) => return Ok(answered),
                     Err(why) => {
                         broken = Some(link);
-                        why
+                        why.to_string()
                     }
                 },
                 Err(NoLink::Again(why)) => why,
                 Err(NoLink::Final(why)) => return Err(io::Error::other(why)),
                 Err(NoLink::NotThere) => "the server has no export of this name any more".to_owned(),
             };
-            attempts.wait(&why).map_err(io::Error::other)?;
+            attempts.wait(why).map_err(io::Error::other)?;
         }
     }
 
