@@ -9,11 +9,11 @@ use super::Driver;
 use super::open::connect_as;
 use crate::members::Holder;
 use crate::stream::{Stream, Transport};
-use cheetah_core::limits::{CONNECT_DEADLINE_NS, REQUESTS_IN_FLIGHT_MAX};
+use cheetah_core::limits::CONNECT_DEADLINE_NS;
 use cheetah_core::map::Filler;
 use cheetah_core::volume::{Event, FetchError, Key, LinkFailure};
-use cheetah_nbd::client::{Reply, Want};
-use cheetah_nbd::{CmdFlags, Command, Errno, RequestHeader};
+use cheetah_nbd::client::{Answer, Request, Take, Transmission, Want};
+use cheetah_nbd::{CmdFlags, Command, Errno};
 use std::cell::RefCell;
 use std::rc::Weak;
 use std::time::Duration;
@@ -37,6 +37,16 @@ struct Asking {
     why: Option<LinkFailure>,
 }
 
+/// The connection to who fills the volume.
+struct Link {
+    stream: Stream,
+    input: Vec<u8>,
+    transmission: Transmission<()>,
+}
+
+/// What came of questions, by their cookies.
+struct Answers(Vec<(u64, Result<(), FetchError>)>);
+
 /// Where questions go, which a task of the data thread asks from now on.
 pub(super) fn start(driver: Weak<RefCell<Driver>>, transport: Transport) -> mpsc::UnboundedSender<Ask> {
     let (ask, asks) = mpsc::unbounded_channel();
@@ -48,27 +58,29 @@ impl Asking {
     async fn ask_all(mut self) {
         let mut next = self.asks.recv().await;
         while let Some(ask) = next.take() {
-            let filler = ask.filler.clone();
-            let mut open = Vec::with_capacity(REQUESTS_IN_FLIGHT_MAX);
-            open.push(ask.request);
-            next = match self.connect(&filler).await {
-                Some((stream, input)) => self.talk(stream, input, ask, &mut open).await,
+            match self.connect(&ask.filler).await {
+                Some(mut link) => {
+                    next = self.talk(&mut link, ask).await;
+                    for (asked, _) in link.transmission.end() {
+                        self.answer(asked.cookie, Err(FetchError::Away));
+                    }
+                }
                 None => {
                     // Whoever came meanwhile would be told the same.
-                    while let Ok(ask) = self.asks.try_recv() {
-                        open.push(ask.request);
+                    let others = std::iter::from_fn(|| self.asks.try_recv().ok());
+                    let all: Vec<Ask> = std::iter::once(ask).chain(others).collect();
+                    for ask in all {
+                        self.answer(ask.request.to_u64(), Err(FetchError::Away));
                     }
-                    None
                 }
-            };
-            open.into_iter().for_each(|request| self.answer(request, Err(FetchError::Away)));
+            }
             if next.is_none() {
                 next = self.asks.recv().await;
             }
         }
     }
 
-    async fn connect(&mut self, filler: &Filler) -> Option<(Stream, Vec<u8>)> {
+    async fn connect(&mut self, filler: &Filler) -> Option<Link> {
         let endpoint = filler.address.parse().ok()?;
         let want = Want {
             export: filler.export.clone(),
@@ -83,7 +95,8 @@ impl Asking {
         match tokio::time::timeout(limit, connecting).await.ok()? {
             Ok(opened) => {
                 self.why = None;
-                Some((opened.stream, opened.early))
+                let transmission = Transmission::new(&opened.session, false, 0, u32::MAX);
+                Some(Link { stream: opened.stream, input: opened.early, transmission })
             }
             Err(failure) => {
                 // One that has ended is waited for, and the next one comes.
@@ -98,65 +111,70 @@ impl Asking {
     }
 
     /// Until the connection ends, or a question is for another; that one is handed back.
-    async fn talk(
-        &mut self,
-        mut stream: Stream,
-        mut input: Vec<u8>,
-        first: Ask,
-        open: &mut Vec<Key>,
-    ) -> Option<Ask> {
+    async fn talk(&mut self, link: &mut Link, first: Ask) -> Option<Ask> {
         let filler = first.filler.clone();
-        let mut output = header(&first).to_vec();
+        let mut output = Vec::new();
+        link.queue(&first, &mut output);
         loop {
-            if stream.send_all(&mut output).await.is_err() || !self.take(&mut input, open) {
-                return None;
+            let is_lost = link.stream.send_all(&mut output).await.is_err();
+            let mut answers = Answers(Vec::new());
+            let used = link.transmission.received(&link.input, &mut answers);
+            for (request, result) in answers.0 {
+                self.answer(request, result);
             }
+            link.input.drain(..used.ok().filter(|_| !is_lost)?);
             tokio::select! {
-                received = stream.receive_some(&mut input) => received.ok()?,
+                received = link.stream.receive_some(&mut link.input) => received.ok()?,
                 asked = self.asks.recv() => {
                     let ask = asked?;
                     if ask.filler != filler {
                         return Some(ask);
                     }
-                    open.push(ask.request);
-                    output.extend_from_slice(&header(&ask));
+                    link.queue(&ask, &mut output);
                 }
             }
         }
     }
 
-    /// Takes the answers that are whole. False: it said something that is none.
-    fn take(&self, input: &mut Vec<u8>, open: &mut Vec<Key>) -> bool {
-        loop {
-            let (cookie, error, used) = match Reply::decode(input) {
-                Ok(Some((Reply::Simple { cookie, error }, used))) => (cookie, error, used),
-                Ok(None) => return true,
-                _ => return false,
-            };
-            input.drain(..used);
-            let request = Key::from_u64(cookie);
-            let Some(at) = open.iter().position(|key| *key == request) else { return false };
-            open.swap_remove(at);
-            self.answer(
-                request,
-                match error {
-                    None => Ok(()),
-                    Some(Errno::Io) => Err(FetchError::Unreadable),
-                    Some(_) => Err(FetchError::Away),
-                },
-            );
-        }
-    }
-
-    fn answer(&self, request: Key, result: Result<(), FetchError>) {
+    fn answer(&self, request: u64, result: Result<(), FetchError>) {
         if let Some(driver) = self.driver.upgrade() {
-            driver.borrow_mut().event(Event::Fetched { request, result });
+            driver.borrow_mut().event(Event::Fetched { request: Key::from_u64(request), result });
         }
     }
 }
 
-fn header(ask: &Ask) -> [u8; RequestHeader::BYTES] {
-    let Ask { request, offset, len, .. } = ask;
-    let (cookie, offset, length) = (request.to_u64(), *offset, *len);
-    RequestHeader { flags: CmdFlags::EMPTY, command: Command::Cache, cookie, offset, length }.encode()
+impl Link {
+    fn queue(&mut self, ask: &Ask, output: &mut Vec<u8>) {
+        self.transmission.queue(Request {
+            cookie: ask.request.to_u64(),
+            command: Command::Cache,
+            flags: CmdFlags::EMPTY,
+            offset: ask.offset,
+            length: ask.len,
+            mark: None,
+            digest: None,
+            auth: Vec::new(),
+            context: None,
+            body: (),
+        });
+        self.transmission.make_requests(0);
+        let before = output.len();
+        self.transmission.unsent().for_each(|part| output.extend_from_slice(part.head));
+        self.transmission.sent(output.len() - before);
+    }
+}
+
+impl Take<()> for Answers {
+    fn data(&mut self, (): &(), _: u32, _: &[u8]) {}
+
+    fn hole(&mut self, (): &(), _: u32, _: u32) {}
+
+    fn answer(&mut self, answer: Answer<()>) {
+        let result = match answer.error {
+            None => Ok(()),
+            Some(Errno::Io) => Err(FetchError::Unreadable),
+            Some(_) => Err(FetchError::Away),
+        };
+        self.0.push((answer.cookie, result));
+    }
 }
