@@ -3,7 +3,7 @@
 //! Owns: the daemon's start and end as its user sees them, and cleaning up behind one that was killed.
 //! Never: serving (`daemon`).
 
-use crate::cli::{self, Front};
+use crate::cli;
 use crate::control;
 use crate::daemon::{Order, Ready, Report};
 use crate::failure::{Exit, Failure};
@@ -13,8 +13,8 @@ use crate::overlay;
 use crate::pool::find;
 use crate::runtime_dir::{Claim, Record, RuntimeDir};
 use crate::signals::Signals;
+use cheetah_client::Lease;
 use cheetah_core::api::Call;
-use cheetah_core::content::Tell;
 use cheetah_front::export;
 use cheetah_rim::own_fault::own_fault;
 use serde::Serialize;
@@ -45,21 +45,11 @@ pub async fn attach(mut options: cli::Attach) -> Result<(), Failure> {
             Some(claim) => clean_up(claim, &record).await?,
         }
     }
-    if options.front == Front::Export && options.mountpoint.is_some() {
-        return Err(Failure::usage("an export has no mount point: leave it out, or choose another --front"));
-    }
-    if options.front != Front::Loop && options.sector.is_some() {
-        return Err(Failure::usage("--sector is for --front loop: a file or an export has no sectors"));
-    }
-    if options.front != Front::Export && options.listen.is_some() {
-        return Err(Failure::usage(
-            "--listen is for --front export: a file or a loop device listens nowhere",
-        ));
-    }
-    let (mountpoint, mountpoint_made) = match (&options.mountpoint, options.front) {
-        (_, Front::Export) => (None, false),
-        (Some(given), _) => (Some(absolute(given)?), false),
-        (None, _) => (Some(directory.make_mountpoint(&options.name)?), true),
+    options.front.check(&options)?;
+    let (mountpoint, mountpoint_made) = match &options.mountpoint {
+        _ if !options.front.has_mountpoint() => (None, false),
+        Some(given) => (Some(absolute(given)?), false),
+        None => (Some(directory.make_mountpoint(&options.name)?), true),
     };
     let listen = match &options.listen {
         // Here, for the daemon works in another directory.
@@ -332,10 +322,7 @@ async fn clean_up(claim: Claim, record: &Record) -> Result<(), Failure> {
     }
     // The lease runs out by itself; giving it back lets the next writer in at once.
     if let (Ok(pool), Some(token)) = (crate::members::client(&record.pool).await, record.token) {
-        // It may have written, and cannot say so any more.
-        let tell = Tell { unsure: true, ..Tell::default() };
-        let _ = pool.call(Call::Tell { name: record.name.clone(), token, tell }).await;
-        let _ = pool.call(Call::Detach { name: record.name.clone(), token }).await;
+        Lease::give_back_of_ended(&pool, &record.name, token, true).await;
     }
     Ok(())
 }

@@ -119,11 +119,7 @@ impl Order {
             Rule::Off => 0,
             _ => u32::try_from(self.cache).unwrap_or(u32::MAX),
         };
-        // The kernel keeps what was read of a file; tools that read an export may not.
-        let keeps = self.front == Front::Export;
-        // What the kernel is given must not be overtaken by a write; a loop device goes past the kernel's
-        // cache.
-        let takes = self.front == Front::Fuse && self.read_only;
+        let (keeps, takes) = (self.front.keeps_reads(), self.front.takes_ahead() && self.read_only);
         Caching { bytes, keeps, takes, rule: self.read_ahead }
     }
 }

@@ -17,6 +17,7 @@ use crate::load::{described, not_encrypted};
 use crate::output;
 use crate::pool::{done, encryption, find, volume};
 use crate::runtime_dir::{Claim, RuntimeDir};
+use cheetah_client::Lease;
 use cheetah_core::api::{Call, Create, RefusalCode, Size, VolumeDetail};
 use cheetah_core::content::{ContentState, Source, ToLoad};
 use cheetah_core::text::written;
@@ -175,7 +176,7 @@ async fn start(pool: &Client, order: &Order) -> Result<crate::daemon::Ready, Fai
 
 async fn give_back(pool: &Client, record: &Record) {
     if let Some(token) = record.token {
-        let _ = pool.call(Call::Detach { name: record.order.name.clone(), token }).await;
+        Lease::give_back_of_ended(pool, &record.order.name, token, false).await;
     }
 }
 

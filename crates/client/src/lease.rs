@@ -9,7 +9,7 @@ use crate::key::key_for;
 use cheetah_core::api::{Answer, Attach, Attached, Call};
 use cheetah_core::content::{Beside, Fill, FillFrom, Source, Tell};
 use cheetah_core::layout::{beyond, lost_ranges};
-use cheetah_core::map::DonorId;
+use cheetah_core::map::{DonorId, LeaseToken};
 use cheetah_rim::cipher::VolumeKey;
 use cheetah_rim::control::{Client, own_name};
 use cheetah_rim::volume::Tuning;
@@ -151,6 +151,16 @@ impl Lease {
         let (name, token) = (self.volume().to_owned(), self.granted.token);
         self.pool.call(Call::Detach { name, token }).await?;
         Ok(())
+    }
+
+    /// Gives back the lease of a process that was killed, as far as the pool can be asked: otherwise it runs
+    /// out by itself. `may_have_written`: that is told first, for the process cannot say so any more.
+    pub async fn give_back_of_ended(pool: &Client, volume: &str, token: LeaseToken, may_have_written: bool) {
+        if may_have_written {
+            let tell = Tell { unsure: true, ..Tell::default() };
+            let _ = pool.call(Call::Tell { name: volume.to_owned(), token, tell }).await;
+        }
+        let _ = pool.call(Call::Detach { name: volume.to_owned(), token }).await;
     }
 
     /// The name of one of the volume's donors.

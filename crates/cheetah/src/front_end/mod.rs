@@ -11,7 +11,7 @@ mod device;
 mod export;
 mod file;
 
-use crate::cli::Front;
+use crate::cli::{self, Front};
 use crate::daemon::{Order, Ready};
 use crate::failure::Failure;
 use crate::runtime_dir::Record;
@@ -19,6 +19,41 @@ use cheetah_front::Shared;
 use cheetah_rim::stream::Transport;
 use std::path::PathBuf;
 use tokio::sync::watch;
+
+impl Front {
+    /// Refuses options of an attachment that this front end has no use for.
+    pub fn check(self, options: &cli::Attach) -> Result<(), Failure> {
+        let refused = match self {
+            Front::Export if options.mountpoint.is_some() => {
+                "an export has no mount point: leave it out, or choose another --front"
+            }
+            Front::Fuse | Front::Export if options.sector.is_some() => {
+                "--sector is for --front loop: a file or an export has no sectors"
+            }
+            Front::Fuse | Front::Loop if options.listen.is_some() => {
+                "--listen is for --front export: a file or a loop device listens nowhere"
+            }
+            _ => return Ok(()),
+        };
+        Err(Failure::usage(refused))
+    }
+
+    /// It has a file in a directory.
+    pub fn has_mountpoint(self) -> bool {
+        self != Front::Export
+    }
+
+    /// What was read is kept here: of a file the kernel keeps it, and tools that read an export may not.
+    pub fn keeps_reads(self) -> bool {
+        self == Front::Export
+    }
+
+    /// The kernel takes what is read ahead, unless a write could be overtaken by it; a loop device goes past
+    /// the kernel's cache.
+    pub fn takes_ahead(self) -> bool {
+        self == Front::Fuse
+    }
+}
 
 pub enum FrontEnd {
     File(file::File),
