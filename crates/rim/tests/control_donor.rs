@@ -149,7 +149,13 @@ async fn a_restarted_coordinator_disturbs_nobody() {
             other => break other,
         }
     };
-    assert!(matches!(grown, Ok(Answer::Volume(volume)) if volume.lost.is_empty()));
+    assert!(matches!(grown, Ok(Answer::Volume(_))), "{grown:?}");
+    // On a machine that is busy the donor may be heard late, and counts as silent until then.
+    let mut looks = 0..3000;
+    while status(&client).await.volumes[0].bytes_lost > 0 && looks.next().is_some() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(!looks.is_empty(), "nothing is lost for good");
     assert!(!open.is_dropped());
     assert_eq!(donor.handle.access().borrow().check(&open.grant, true, 3 * EXTENT_BYTES, 1), Ok(()));
     assert!(donor.wiped.lock().expect("unpoisoned").is_empty());

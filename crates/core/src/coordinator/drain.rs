@@ -7,6 +7,7 @@
 
 use super::donors::Donor;
 use super::repair::Rehomed;
+use super::status::{bytes_of, fragments};
 use super::volumes::Volume;
 use super::wants::lend;
 use super::{Coordinator, Key, Outcome, Timer, refuse};
@@ -128,9 +129,8 @@ impl Coordinator {
         let gone = |other: DonorId| !self.donors.get(&other).is_some_and(|donor| donor.alive);
         let goes = |other: DonorId| other == id || self.donors.get(&other).is_some_and(&goes_too);
         let lost = |volume: &Volume| {
-            let bytes = |is_lost: &dyn Fn(DonorId) -> bool| {
-                super::status::bytes_of(&volume.map, &lost_ranges(&volume.map, is_lost))
-            };
+            let bytes =
+                |is_lost: &dyn Fn(DonorId) -> bool| bytes_of(&volume.map, &lost_ranges(&volume.map, is_lost));
             // What a lost donor holds is not lost for good before it is taken out.
             let before = bytes(&|other| other != id && gone(other));
             bytes(&|other| goes(other) || gone(other)) - before
@@ -199,9 +199,4 @@ impl Coordinator {
 struct VolumeNeed {
     fragments: String,
     reason: String,
-}
-
-pub(super) fn fragments(count: usize) -> String {
-    let bytes = show_bytes((count as u64).saturating_mul(EXTENT_BYTES));
-    format!("{} ({bytes})", show_count(count as u64, "fragment"))
 }

@@ -112,10 +112,10 @@ impl Coordinator {
 
     /// A member that is none any more is given nothing; whoever comes with the same key is another.
     pub(super) fn forget_keys_of(&mut self, member: MemberId) {
-        let had = |volume: &mut super::volumes::Volume| {
-            volume.keys.as_deref_mut().is_some_and(|keys| keys.wrapped.remove(&member).is_some())
-        };
-        let changed = self.volumes.iter_mut().filter_map(|(id, volume)| had(volume).then_some(*id));
+        let changed = self
+            .volumes
+            .iter_mut()
+            .filter_map(|(id, volume)| volume.keys.as_deref_mut()?.wrapped.remove(&member).map(|_| *id));
         let changed: Vec<VolumeId> = changed.collect();
         self.dirty.extend(changed.into_iter().map(Key::Volume));
     }

@@ -3,7 +3,6 @@
 //! Never: changes. Tests: `tests/coordinator_donors.rs`.
 
 use super::donors::Donor;
-use super::drain::fragments;
 use super::volumes::Volume;
 use super::{Coordinator, Outcome};
 use crate::api::{
@@ -14,7 +13,7 @@ use crate::hosts;
 use crate::layout::{LostRange, lost_ranges, unreadable_ranges};
 use crate::limits::{EXTENT_BYTES, LEASE_RENEW_NS, MILLISECOND_NS};
 use crate::map::{DonorId, Slot, VolumeMap};
-use crate::units::{Time, show_count};
+use crate::units::{Time, show_bytes, show_count};
 use std::collections::BTreeSet;
 
 impl Coordinator {
@@ -254,6 +253,12 @@ fn condition(
         (true, _) => VolumeHealth::Degraded,
     };
     Condition { health, slots_missing, lost }
+}
+
+/// So many fragments, for people.
+pub(super) fn fragments(count: usize) -> String {
+    let bytes = show_bytes((count as u64).saturating_mul(EXTENT_BYTES));
+    format!("{} ({bytes})", show_count(count as u64, "fragment"))
 }
 
 /// Bytes of the volume inside the ranges: the last piece of each may be cut by the volume's end.

@@ -59,6 +59,17 @@ pub(super) fn reachable_ip(seen: IpAddr) -> IpAddr {
     outward().ok().filter(|ip| !ip.is_unspecified()).unwrap_or(seen)
 }
 
+/// How what listens at an address is reached from this machine.
+pub(super) fn url_of(address: SocketAddr, members_only: bool) -> String {
+    let loopback: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+    };
+    let ip = if address.ip().is_unspecified() { loopback } else { address.ip() };
+    let scheme = if members_only { "cheetah" } else { "http" };
+    format!("{scheme}://{}", SocketAddr::new(ip, address.port()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,41 +7,19 @@
 //! memory (`foreign_export`), with no data server at all. Tests: `tests/control_donor.rs`.
 
 use super::client::Client;
-use super::donor_calls::{Said, join, sync_with};
+use super::donor_calls::{DonorOptions, Said, join, sync_with};
 use super::{Clock, random};
 use cheetah_core::api::{RefusalCode, Sync};
 use cheetah_core::disk::Held;
 use cheetah_core::donor::{Access, ConnId, Donor, Draining, Effect, Event, Exit, Grant, LeftWith, OpenError};
 use cheetah_core::limits::EXTENT_BYTES;
-use cheetah_core::map::{DonorId, DonorSecret, Incarnation, Medium, MemberId, PoolId};
+use cheetah_core::map::{DonorId, DonorSecret, Incarnation, MemberId, PoolId};
 use cheetah_core::units::{Time, show_bytes};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
-
-#[derive(Clone, Debug)]
-pub struct DonorOptions {
-    pub name: String,
-    /// The pool may add a number to the name where another donor has it.
-    pub or_numbered: bool,
-    /// The machine's name, for people.
-    pub host: String,
-    /// What tells the machine from any other.
-    pub machine: String,
-    /// Where clients connect. An unspecified address (`0.0.0.0`) is replaced by the one that this machine has
-    /// towards the coordinator.
-    pub listen: SocketAddr,
-    pub extents: u32,
-    /// The export of another's NBD server at `listen`.
-    pub foreign_export: Option<String>,
-    /// What it lends.
-    pub medium: Medium,
-    /// Of a disk: it has a place for what belongs to each block of an encrypted volume.
-    pub keeps_auths: bool,
-}
 
 type WipeHook = dyn Fn(&[u32]) -> std::io::Result<()> + Send + std::marker::Sync;
 type KeepHook = dyn Fn(Held) -> std::io::Result<()> + Send + std::marker::Sync;

@@ -5,12 +5,32 @@
 
 use super::addresses::reached_by_others;
 use super::client::{CallError, Client};
-use super::donor::DonorOptions;
 use cheetah_core::api::{API_VERSION, Answer, Call, Join, Lineage, Refusal, RefusalCode, Sync};
 use cheetah_core::donor::Event;
-use cheetah_core::map::{DonorId, DonorSecret, PoolId};
+use cheetah_core::map::{DonorId, DonorSecret, Medium, PoolId};
 use std::net::{IpAddr, SocketAddr};
 use tokio::sync::watch;
+
+#[derive(Clone, Debug)]
+pub struct DonorOptions {
+    pub name: String,
+    /// The pool may add a number to the name where another donor has it.
+    pub or_numbered: bool,
+    /// The machine's name, for people.
+    pub host: String,
+    /// What tells the machine from any other.
+    pub machine: String,
+    /// Where clients connect. An unspecified address (`0.0.0.0`) is replaced by the one that this machine has
+    /// towards the coordinator.
+    pub listen: SocketAddr,
+    pub extents: u32,
+    /// The export of another's NBD server at `listen`.
+    pub foreign_export: Option<String>,
+    /// What it lends.
+    pub medium: Medium,
+    /// Of a disk: it has a place for what belongs to each block of an encrypted volume.
+    pub keeps_auths: bool,
+}
 
 /// What a donor says of itself when it joins.
 pub(super) struct Said {

@@ -108,7 +108,7 @@ impl fmt::Display for CoordinateError {
             CoordinateError::InTheClear { state } => write!(
                 f,
                 "the pool in {state} is in the clear: start its coordinator with --plaintext, as before, or make a pool of \
-                 members with another --state"
+                 members with another --state and move its volumes there"
             ),
             CoordinateError::EtcdCertificates(why) => why.fmt(f),
             CoordinateError::EtcdInTheClear { at } => write!(

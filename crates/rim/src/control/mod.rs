@@ -6,10 +6,10 @@
 //! volumes. Key invariant: a reply leaves only after what it depends on is stored. Tests:
 //! `tests/control*.rs`.
 //!
-//! Files: `wire` (a call as HTTP, both ways), `seal`, `server`, `doorkeeper`, `service`, `membership` and
-//! `machine` (the coordinator), `signing` (the pool's signatures), `store`, `store_etcd`, `term`, `etcd`
-//! and `etcd_tls` (several coordinators), `addresses`, `client`, `error`, `http`, `discovery`, `donor` and
-//! `donor_calls`, `journal` (what happened), and `openapi` (a test of `openapi.json`, the description for
+//! Files: `wire` (a call as HTTP, both ways), `seal`, `server`, `doorkeeper`, `service`, `membership`,
+//! `machine` and `options` (the coordinator), `signing` (the pool's signatures), `store`, `store_etcd`, `term`,
+//! `etcd` and `etcd_tls` (several coordinators), `addresses`, `client`, `error`, `http`, `discovery`, `donor`
+//! and `donor_calls`, `journal` (what happened), and `openapi` (a test of `openapi.json`, the description for
 //! others).
 
 mod addresses;
@@ -27,6 +27,7 @@ mod machine;
 mod membership;
 #[cfg(test)]
 mod openapi;
+mod options;
 mod seal;
 mod server;
 mod service;
@@ -39,14 +40,15 @@ mod wire;
 pub use addresses::public_at;
 pub use client::{BadUrl, CallError, Client};
 pub use discovery::{NoPool, PoolFound, discover, find_pool};
-pub use donor::{Admission, DonorControl, DonorHandle, DonorHooks, DonorOptions, DonorState};
-pub use donor_calls::reached_from;
+pub use donor::{Admission, DonorControl, DonorHandle, DonorHooks, DonorState};
+pub use donor_calls::{DonorOptions, reached_from};
 pub use error::CoordinateError;
 pub use etcd::EtcdAt;
 pub use etcd_tls::BadCertificates;
 pub use journal::own_name;
 pub use membership::{NotEnrolled, enrol_by};
-pub use server::{Access, CoordinateOptions, Coordination, StateAt, coordinate};
+pub use options::{Access, CoordinateOptions, StateAt};
+pub use server::{Coordination, coordinate};
 pub use service::Role;
 pub use wire::OPENAPI;
 

@@ -7,14 +7,14 @@
 //! Tests: `tests/control.rs`, `lab/tests/hostile.rs`.
 
 use super::Clock;
-use super::addresses::{public_at, reached_at};
+use super::addresses::{public_at, reached_at, url_of};
 use super::discovery::{Announcement, announce};
 use super::doorkeeper::Doorkeeper;
 use super::error::CoordinateError;
-use super::etcd::EtcdAt;
 use super::journal::{BY, BY_HEADER, PEER, by};
 use super::machine::Callers;
 use super::membership::{self, Membership, Met, invite, meet};
+use super::options::{Access, CoordinateOptions};
 use super::seal::{self, SEAL_HEADER};
 use super::service::{Role, Service};
 use super::wire::{
@@ -45,7 +45,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -59,52 +58,6 @@ const HEAD_TIME: Duration = Duration::from_secs(30);
 const BODY_TIME: Duration = Duration::from_secs(10);
 /// How long connections get to finish when the coordinator stops.
 const STOP_TIME: Duration = Duration::from_secs(1);
-
-#[derive(Clone, Debug)]
-pub struct CoordinateOptions {
-    pub listen: SocketAddr,
-    pub state: StateAt,
-    pub access: Access,
-    /// How long certificates last, if not as usual.
-    pub certificates_last: Option<Duration>,
-}
-
-impl CoordinateOptions {
-    /// A pool in the clear.
-    #[must_use]
-    pub fn new(listen: SocketAddr, state: StateAt) -> Self {
-        CoordinateOptions { listen, state, access: Access::Plaintext, certificates_last: None }
-    }
-}
-
-/// Whom the pool lets in. A stored pool is one or the other, and stays so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Members alone, by TLS.
-    Members,
-    /// Anybody who can reach it, in the clear: on loopback and private networks.
-    Plaintext,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StateAt {
-    /// A directory, made if it is missing.
-    Directory(PathBuf),
-    /// Shared by several coordinators: one leads, the others stand by.
-    Etcd(EtcdAt),
-    /// Lost when the process ends.
-    Memory,
-}
-
-impl fmt::Display for StateAt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StateAt::Directory(directory) => directory.display().fmt(f),
-            StateAt::Etcd(at) => at.fmt(f),
-            StateAt::Memory => f.write_str("memory"),
-        }
-    }
-}
 
 /// A coordinator that listens. Dropping it stops it, too.
 #[derive(Debug)]
@@ -230,17 +183,6 @@ pub async fn coordinate(options: CoordinateOptions) -> Result<Coordination, Coor
         task,
         _announcement: announcement,
     })
-}
-
-/// How what listens at an address is reached from this machine.
-pub(super) fn url_of(address: SocketAddr, members_only: bool) -> String {
-    let loopback: std::net::IpAddr = match address {
-        SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
-        SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
-    };
-    let ip = if address.ip().is_unspecified() { loopback } else { address.ip() };
-    let scheme = if members_only { "cheetah" } else { "http" };
-    format!("{scheme}://{}", SocketAddr::new(ip, address.port()))
 }
 
 /// Accepts and serves until `stop` or until the service fails, then lets connections finish.

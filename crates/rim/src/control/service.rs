@@ -6,13 +6,12 @@
 //! after its term began, and no machine outlives its term. Tests: `tests/control.rs`,
 //! `lab/tests/etcd.rs`.
 
-use super::addresses::reachable_ip;
-use super::addresses::reached_at;
+use super::addresses::{reachable_ip, reached_at, url_of};
 use super::error::CoordinateError;
 use super::etcd::{Etcd, EtcdAt, EtcdError};
 use super::machine::{Callers, Desk, Machine, Message};
 use super::membership::Membership;
-use super::server::{Access, CoordinateOptions, StateAt, url_of};
+use super::options::{Access, CoordinateOptions, StateAt};
 use super::signing::SigningKey;
 use super::store::{Seen, Store, StoreError};
 use super::store_etcd::EtcdStore;
