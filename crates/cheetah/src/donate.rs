@@ -19,11 +19,11 @@ use cheetah_core::map::Medium;
 use cheetah_core::units::{check_name, parse_bytes, show_bytes};
 use cheetah_nbd::uri::{Transport, Uri};
 use cheetah_rim::arena::Arena;
+use cheetah_rim::collapse::Collapsing;
 use cheetah_rim::control::{
     CallError, Client, DonorControl, DonorHandle, DonorHooks, DonorOptions, find_pool, reached_from,
 };
 use cheetah_rim::donor::{DonorServer, Gate};
-use cheetah_rim::gather::Gathering;
 use cheetah_rim::net::{Bound, Endpoint};
 use cheetah_rim::own_fault::own_fault;
 use cheetah_rim::owner::{Machine, Memory, go_first, yield_to_owner};
@@ -123,7 +123,7 @@ async fn donate_alone(
     output::aside(&lent.kept.to_string());
     tokio::select! {
         _ = signals.next() => Ok(()),
-        never = Gathering::new(lent.arena).go_on_always() => match never {},
+        never = Collapsing::new(lent.arena).go_on_always() => match never {},
     }
 }
 

@@ -52,7 +52,7 @@ pub struct Arena {
     undo: Arc<Undo>,
     /// Bytes that came from and went to clients so far.
     moved: AtomicU64,
-    /// Held while extents are wiped or gathered.
+    /// Held while extents are wiped or collapsed.
     wiping: Mutex<()>,
 }
 
@@ -168,7 +168,7 @@ impl Arena {
     /// # Errors
     /// `InvalidInput`: not on this kernel; `OutOfMemory`, `ResourceBusy`: it has no huge page; others: not
     /// now.
-    pub(crate) fn gather(&self, page: usize) -> io::Result<bool> {
+    pub(crate) fn collapse(&self, page: usize) -> io::Result<bool> {
         // The kernel would fill with zeros what is wiped under its hands.
         let _wiping = self.wiping.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.is_whole(page) {
@@ -563,7 +563,7 @@ impl Arena {
     /// each before it gives it to any process, this one included. They are not overwritten in place: a socket
     /// may have been lent them, and a reply on its way must not turn into zeros.
     pub fn wipe(&self, extents: &[u32]) {
-        let _gathering = self.wiping.lock().unwrap_or_else(PoisonError::into_inner);
+        let _collapsing = self.wiping.lock().unwrap_or_else(PoisonError::into_inner);
         for extent in extents {
             let first = u64::from(*extent) * EXTENT_BYTES;
             let others = self.layers.of_extent(*extent).map(|start| self.bytes + start);

@@ -2,7 +2,7 @@
 //!
 //! Owns mapping, unmapping, the advice, and other pages in the place of some. Never: what the bytes are, or
 //! who may touch them (`Arena`, `Buffer`). Why: with its buffers on huge pages a client was 7 % faster at 1
-//! MiB, and they are what `gather` needs. Whoever has none loses speed and nothing else.
+//! MiB, and they are what `collapse` needs. Whoever has none loses speed and nothing else.
 //! Called by `arena` and `buffer`. Tests: below. One of the named modules that may use unsafe.
 #![allow(unsafe_code)]
 

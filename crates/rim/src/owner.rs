@@ -8,8 +8,8 @@
 //! kernel's.
 
 use crate::arena::Arena;
+use crate::collapse::Collapsing;
 use crate::control::DonorHandle;
-use crate::gather::Gathering;
 use cheetah_core::donor::owner::{Ease, Owner, Pressure, Sample};
 use cheetah_core::limits::OWNER_LOOK_NS;
 use std::fmt;
@@ -177,7 +177,7 @@ fn parse_pressure(text: &str) -> Option<Pressure> {
 }
 
 /// Looks at the machine again and again, and lets the pool know of each change of what its owner can spare.
-/// While that is plenty, what is held is gathered on huge pages.
+/// While that is plenty, what is held is collapsed on huge pages.
 /// Returns when memory runs out faster than data can be moved: with what was seen, and the process has to end
 /// at once. Otherwise it goes on until it is dropped.
 pub async fn yield_to_owner(
@@ -193,7 +193,7 @@ pub async fn yield_to_owner(
             "this kernel does not tell who waits for memory (PSI); the donor goes by what is available alone"
         );
     }
-    let gathering = Gathering::new(arena.clone());
+    let collapsing = Collapsing::new(arena.clone());
     let mut told = None;
     loop {
         let held_extents = state.borrow().extents_held;
@@ -212,7 +212,7 @@ pub async fn yield_to_owner(
                 match offer.ease {
                     Ease::Outrun => return sample,
                     // It may have to wait for memory, which must not look as if the owner did.
-                    Ease::Plenty if owner.leaves_room(&sample) => gathering.go_on(),
+                    Ease::Plenty if owner.leaves_room(&sample) => collapsing.go_on(),
                     Ease::Shrinking | Ease::Tight | Ease::Plenty => {}
                 }
                 owner.pause_ns(&sample)

@@ -203,7 +203,7 @@ impl Connection {
         let mut any = false;
         while !self.outbox.is_empty() {
             let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
-            let count = outbox::gather(&self.outbox, &mut pieces);
+            let count = outbox::slices(&self.outbox, &mut pieces);
             let sent = self.stream.try_send_from(&pieces[..count], false);
             let Some(sent) = unless_blocked(sent)? else { break };
             let replies = self.outbox.sent(sent as u64, |payload| self.flight.discharge(payload.charge));

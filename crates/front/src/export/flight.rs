@@ -99,7 +99,7 @@ pub(super) fn buffer_bytes(header: &RequestHeader) -> usize {
 }
 
 #[derive(Debug)]
-struct Slot {
+struct InFlight {
     header: RequestHeader,
     charge: Charge,
 }
@@ -108,7 +108,7 @@ struct Slot {
 pub(super) struct Flight {
     /// Of `base:allocation`, if it was agreed.
     context: Option<u32>,
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<InFlight>>,
     free: Vec<u32>,
     /// With the volume.
     count: usize,
@@ -151,7 +151,7 @@ impl Flight {
     /// Notes a request that goes to the volume with a buffer that was charged; its token.
     pub(super) fn begin(&mut self, header: RequestHeader, charge: Charge) -> u64 {
         self.count += 1;
-        let slot = Some(Slot { header, charge });
+        let slot = Some(InFlight { header, charge });
         if let Some(index) = self.free.pop() {
             self.slots[index as usize] = slot;
             return u64::from(index);
@@ -174,7 +174,7 @@ impl Flight {
         let slot = self.slots[index as usize].take().expect("a submission is completed once");
         self.free.push(index);
         self.count -= 1;
-        let Slot { header, charge } = slot;
+        let InFlight { header, charge } = slot;
         if let Some(op) = op(&header).filter(|op| op.writes()) {
             let filled = match op {
                 Op::Trim | Op::Zero { keep: false } => FILLED_BY_HOLES,
@@ -281,7 +281,7 @@ mod tests {
 
     fn wire(outbox: &Outbox) -> Vec<u8> {
         let mut pieces = [IoSlice::new(&[]); super::super::outbox::PIECES_MAX];
-        let count = super::super::outbox::gather(outbox, &mut pieces);
+        let count = super::super::outbox::slices(outbox, &mut pieces);
         pieces[..count].iter().flat_map(|piece| piece.iter().copied()).collect()
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Payload {
 pub(super) type Outbox = server::Outbox<Payload>;
 
 /// Fills `pieces` with what is next and returns how many it used.
-pub(super) fn gather<'a>(outbox: &'a Outbox, pieces: &mut [IoSlice<'a>; PIECES_MAX]) -> usize {
+pub(super) fn slices<'a>(outbox: &'a Outbox, pieces: &mut [IoSlice<'a>; PIECES_MAX]) -> usize {
     let mut count = 0;
     for (place, piece) in pieces.iter_mut().zip(outbox.pieces()) {
         *place = IoSlice::new(match piece {
@@ -72,7 +72,7 @@ mod tests {
             let (mut out, mut freed) = (Vec::new(), 0);
             while !outbox.is_empty() {
                 let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
-                let count = gather(&outbox, &mut pieces);
+                let count = slices(&outbox, &mut pieces);
                 assert!(count > 0);
                 let bytes: Vec<u8> =
                     pieces[..count].iter().flat_map(|p| p.iter().copied()).take(cut).collect();

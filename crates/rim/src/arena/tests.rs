@@ -133,7 +133,7 @@ fn what_is_locked_is_given_back_when_it_is_wiped() {
     arena.write(EXTENT_BYTES, &vec![1; 2 * HUGE_PAGE_BYTES]);
     assert_eq!(locked_bytes(&arena), 8192 + 2 * page);
     let first = usize::try_from(EXTENT_BYTES / page).unwrap();
-    assert_eq!(arena.gather(first).ok(), Some(true), "huge pages can be locked, too");
+    assert_eq!(arena.collapse(first).ok(), Some(true), "huge pages can be locked, too");
     // It is looked at again, so it is there again: as a huge page.
     assert_eq!(byte(&arena, EXTENT_BYTES), 1);
     arena.zero(EXTENT_BYTES + page, 4096, false);

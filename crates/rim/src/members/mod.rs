@@ -1,12 +1,12 @@
 //! Who is at the other end: certificates of a pool's members, by TLS 1.3.
 //!
-//! Owns the pool's authority (`authority`), what one member shows and asks of others (`credentials`),
-//! where it keeps that (`identity`), who is connected to it (`guests`), and the text that invites
-//! (`invitation`). Never: what a member may
-//! do, which core says; or bytes of a connection (`stream`). Invariants: a certificate of another
+//! Owns the pool's authority, what one member shows and asks of others, where it keeps that, who is
+//! connected to it, and the text that invites. Never: what a member may do, which core says; or bytes of a
+//! connection (`stream`). Invariants: a certificate of another
 //! authority, or one whose time is over, ends the handshake; nothing here falls back to the clear. Called
-//! by `control`, and by programs for the `Transport` of their data. Tests: in each; `tests/members.rs`;
-//! `lab/tests/members.rs`.
+//! by `control`, and by programs for the `Transport` of their data. Files: `authority`, `credentials` (what
+//! a member shows and asks), `identity` (where it is kept), `guests` (who is connected), `invitation` (the
+//! text). Tests: in each; `tests/members.rs`; `lab/tests/members.rs`.
 
 mod authority;
 mod credentials;

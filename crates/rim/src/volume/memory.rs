@@ -29,7 +29,7 @@ const BLOCK: u32 = BLOCK_BYTES as u32;
 
 /// A request on its way, under its tag.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct Pending {
     pub(super) token: u64,
     pub(super) sink: Arc<dyn Sink>,
     pub(super) buffer: Option<Buffer>,
@@ -37,7 +37,7 @@ pub(super) struct Slot {
 
 #[derive(Debug)]
 pub(super) struct Memory {
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<Pending>>,
     free: Vec<usize>,
     scratch: Vec<Buffer>,
     cache: Buffer,
@@ -103,17 +103,17 @@ impl Memory {
     }
 
     /// Takes a request in; its tag.
-    pub(super) fn admit(&mut self, slot: Slot) -> u64 {
+    pub(super) fn admit(&mut self, pending: Pending) -> u64 {
         let tag = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
         });
-        self.slots[tag] = Some(slot);
+        self.slots[tag] = Some(pending);
         tag as u64
     }
 
     /// Hands a request back; its tag may be used again.
-    pub(super) fn release(&mut self, tag: u64) -> Slot {
+    pub(super) fn release(&mut self, tag: u64) -> Pending {
         let index = usize::try_from(tag).expect("tags are slots");
         self.free.push(index);
         self.slots[index].take().expect("a tag is completed once")

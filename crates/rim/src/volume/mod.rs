@@ -46,7 +46,7 @@ use encrypted::Opening;
 use fetching::Ask;
 use handle::{Shared, Unreadable};
 use links::Link;
-use memory::{Memory, Slot};
+use memory::{Memory, Pending};
 use orders::take_orders;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -362,7 +362,7 @@ impl Driver {
 
     /// Answers a read that the cache has in one piece, without copying it.
     fn give(&mut self, tag: u64, from: At, len: u32) {
-        let Slot { token, sink, buffer } = self.memory.release(tag);
+        let Pending { token, sink, buffer } = self.memory.release(tag);
         let completion = Completion { token, result: Ok(()), buffer, status: Vec::new() };
         sink.give(completion, self.memory.bytes(from, len));
     }
@@ -397,7 +397,7 @@ impl Driver {
             let result = Err(VolumeError::Unsupported);
             return sink.complete(Completion { token, result, buffer, status: Vec::new() });
         }
-        let tag = self.memory.admit(Slot { token, sink, buffer });
+        let tag = self.memory.admit(Pending { token, sink, buffer });
         self.step(Event::Submit { tag, request: machine::Request { op, offset, len } });
     }
 
@@ -478,7 +478,7 @@ impl Driver {
             }
             Effect::Finished => self.finished = true,
             Effect::Complete { tag, result, status } => {
-                let Slot { token, sink, buffer } = self.memory.release(tag);
+                let Pending { token, sink, buffer } = self.memory.release(tag);
                 if let Err(error) = result {
                     tracing::debug!(?error, "a request failed");
                 }

@@ -1,7 +1,7 @@
-//! Huge pages behind what a donor holds: pages that came one by one are gathered, a little at a time.
+//! Huge pages behind what a donor holds: pages that came one by one are collapsed, a little at a time.
 //!
-//! Owns which parts of the arena were gathered, and the pace. Never: more memory for the arena than its
-//! blocks take (only what is present throughout is gathered), or time that the owner of the machine, or who
+//! Owns which parts of the arena were collapsed, and the pace. Never: more memory for the arena than its
+//! blocks take (only what is present throughout is collapsed), or time that the owner of the machine, or who
 //! uses the donor, would miss. Why: `shmem_enabled` says `never` on nearly every machine, so what is written
 //! takes pages of 4 KiB. Sent from huge ones, 1 MiB at a time, it cost a donor a quarter less and the client
 //! got a tenth more.
@@ -28,14 +28,14 @@ const BUSY_BYTES: u64 = 10_000_000;
 /// it moves a page in one of so many slices, for it may be so for days.
 const BUSY_PART: u32 = 16;
 
-/// What was gathered, for one slice of work after the other.
+/// What was collapsed, for one slice of work after the other.
 #[derive(Debug)]
-pub struct Gathering(Arc<Mutex<Round>>);
+pub struct Collapsing(Arc<Mutex<Round>>);
 
 #[derive(Debug)]
 struct Round {
     arena: Arc<Arena>,
-    gathered: Vec<bool>,
+    collapsed: Vec<bool>,
     next: usize,
     not_before: Option<Instant>,
     traffic: Traffic,
@@ -49,13 +49,13 @@ struct Traffic {
     passed: u32,
 }
 
-impl Gathering {
+impl Collapsing {
     #[must_use]
     pub fn new(arena: Arc<Arena>) -> Self {
-        let gathered = vec![false; arena.huge_pages()];
+        let collapsed = vec![false; arena.huge_pages()];
         let traffic = Traffic { looked: Instant::now(), bytes_moved: 0, passed: 0 };
-        let round = Round { arena, gathered, next: 0, not_before: None, traffic };
-        Gathering(Arc::new(Mutex::new(round)))
+        let round = Round { arena, collapsed, next: 0, not_before: None, traffic };
+        Collapsing(Arc::new(Mutex::new(round)))
     }
 
     /// Goes on a little, on a thread that may wait for the kernel; nothing when that is under way.
@@ -101,16 +101,16 @@ impl Round {
             return;
         }
         let moved_before = self.arena.bytes_moved();
-        while self.next < self.gathered.len() {
+        while self.next < self.collapsed.len() {
             let page = self.next;
             self.next += 1;
-            if self.gathered[page] && self.arena.is_whole(page) {
+            if self.collapsed[page] && self.arena.is_whole(page) {
                 continue;
             }
-            match self.arena.gather(page).map_err(|error| error.kind()) {
-                Ok(whole) => self.gathered[page] = whole,
+            match self.arena.collapse(page).map_err(|error| error.kind()) {
+                Ok(whole) => self.collapsed[page] = whole,
                 // This kernel does not do it.
-                Err(io::ErrorKind::InvalidInput) => self.gathered[page] = true,
+                Err(io::ErrorKind::InvalidInput) => self.collapsed[page] = true,
                 // There is no huge page left, and making one costs the machine more than it gains.
                 Err(io::ErrorKind::OutOfMemory | io::ErrorKind::ResourceBusy) => break,
                 // Some of it is on its way into a socket.
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_donor_that_is_busy_gathers_seldom() {
+    fn a_donor_that_is_busy_collapses_seldom() {
         let start = Instant::now();
         let mut traffic = Traffic { looked: start, bytes_moved: 0, passed: 0 };
         let mut look =
@@ -176,7 +176,7 @@ mod tests {
                 std::thread::yield_now();
             }
         });
-        let round = Gathering::new(arena);
+        let round = Collapsing::new(arena);
         let mut round = round.0.lock().unwrap();
         round.go_on(Instant::now() + Duration::from_secs(60));
         done.store(true, Ordering::Relaxed);
@@ -192,17 +192,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_whole_is_gathered_and_takes_no_more_memory() {
+    fn what_is_whole_is_collapsed_and_takes_no_more_memory() {
         let arena = Arc::new(Arena::new(1).unwrap());
         let page = EXTENT_BYTES / arena.huge_pages() as u64;
         let noise: Vec<u8> = (0..2 * page + 4096).map(|at| (at % 251) as u8 + 1).collect();
         arena.write(0, &noise);
         let before = (arena.bytes_used(), arena.bytes_resident());
-        let round = Gathering::new(arena.clone());
+        let round = Collapsing::new(arena.clone());
         let mut round = round.0.lock().unwrap();
         round.go_on(Instant::now() + Duration::from_secs(60));
         assert_eq!(on_huge_pages(&arena), 2 * page, "kernels from 6.1 on can");
-        assert_eq!(round.gathered.iter().filter(|gathered| **gathered).count(), 2, "two of them are whole");
+        assert_eq!(
+            round.collapsed.iter().filter(|collapsed| **collapsed).count(),
+            2,
+            "two of them are whole"
+        );
         assert_eq!((arena.bytes_used(), arena.bytes_resident()), before);
         assert!(arena.bytes_at(0, noise.len()) == noise);
         arena.zero(page, 4096, false);
@@ -210,6 +214,9 @@ mod tests {
         assert_eq!((arena.bytes_used(), arena.bytes_resident()), (0, 0), "all of it is given back");
         (round.not_before, round.next) = (None, 0);
         round.go_on(Instant::now() + Duration::from_secs(60));
-        assert!(round.gathered.iter().all(|gathered| !gathered), "what is gone is not taken for gathered");
+        assert!(
+            round.collapsed.iter().all(|collapsed| !collapsed),
+            "what is gone is not taken for collapsed"
+        );
     }
 }
