@@ -4,10 +4,10 @@
 //! Owns the order of the cases, the verdict, and the files of the report. Never: a volume, an attachment or
 //! a donor of others; a verdict of what was not done. Invariants: each case runs this program as an
 //! examiner runs it; what is made is taken back, also after Ctrl-C; what is signed is written as it was
-//! signed. Modules: `requirements` (what is shown, and why), `cases` (how), `case` (a verdict), `stage`
+//! signed. Files: `requirements` (what is shown, and why), `cases` (how), `case` (a verdict), `stage`
 //! (what cases share), `program` (its commands), `private` (the pool that is harmed), `image`, `medium`,
 //! `memory` and `probe` (what faults and tools are made of), `facts` (where it was done), `page` (for
-//! people). Called by `main`. Tests: `lab/tests/validate.rs`.
+//! people). Tests: `lab/tests/validate.rs`. Called by `main`.
 
 mod case;
 mod cases;

@@ -2,11 +2,12 @@
 //! the rest as it lies.
 //!
 //! Owns which pieces of the volume are here, on their way or absent, who waits for which, when the next one
-//! may be read, and how much of what nobody waits for is under way (`pressure`). Never: bytes, threads, or
-//! where a source is. Invariants: a piece is on its way once, so
-//! one read serves all who wait for it; what is here is not read again unless donors say that it is gone, or
-//! it made room for another; what is on its way, in or out, is neither read nor dropped; whoever asked is
-//! answered once. Called by the filler of `cheetah open`, and by `sim`. Tests: `tests`, `room_tests`.
+//! may be read, and how much of what nobody waits for is under way. Never: bytes, threads, or
+//! where a source is. Invariants: a piece is on its way once, so one read serves all who wait for it; what is
+//! here is not read again unless donors say that it is gone, or it made room for another; what is on its way,
+//! in or out, is neither read nor dropped; whoever asked is answered once. Called by the filler of `cheetah
+//! open`, and by `sim`. Files: `pressure` (of what nobody waits for), `room` (how much there is), `keep` (what
+//! comes of there being none). Tests: `tests`, `room_tests`.
 
 mod keep;
 mod pressure;

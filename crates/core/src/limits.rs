@@ -145,7 +145,7 @@ pub const DONOR_RETRY_SOON_NS: u64 = 10 * MILLISECOND_NS;
 /// Doublings of that time at most. `DONOR_RETRY_NS` bounds it sooner.
 pub const DONOR_RETRY_DOUBLINGS_MAX: u32 = 8;
 
-/// Strips (the locked parts that requests are made of) a volume works on at once.
+/// Jobs (the parts of rows that requests are made of) a volume works on at once.
 pub const JOBS_MAX: usize = 4096;
 /// How long the beginning of a row waits for the next request to bring the rest, at most.
 pub const JOIN_WAIT_NS: u64 = 20 * MILLISECOND_NS;

@@ -1,8 +1,8 @@
 //! Which function does which case.
 //!
-//! Owns that list. Never: what is done. Modules: `acquiring` (from a source into the pool, and out),
-//! `blocking` (tools at an attachment), `proving` (manifest and log), `harming` (the private pool). Called
-//! by `super`. Tests: below; `lab/tests/validate.rs`.
+//! Owns that list. Never: what is done. Called by `super`. Files: `acquiring` (from a source into the pool,
+//! and out), `blocking` (tools at an attachment), `proving` (manifest and log), `harming` (the private pool).
+//! Tests: below; `lab/tests/validate.rs`.
 
 mod acquiring;
 mod blocking;

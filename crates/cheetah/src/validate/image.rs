@@ -7,6 +7,7 @@
 
 use crate::failure::Failure;
 use crate::files;
+use cheetah_core::seed::Seed;
 use cheetah_core::text::hex;
 use md5::Md5;
 use serde::Serialize;
@@ -172,20 +173,12 @@ fn block(number: u64) -> Vec<u8> {
     }
     let words = BLOCK_BYTES / 8;
     let mut block: Vec<u8> =
-        (0..words).flat_map(|word| mixed(number.wrapping_mul(words) + word).to_le_bytes()).collect();
+        (0..words).flat_map(|word| Seed(number.wrapping_mul(words) + word).draw().to_le_bytes()).collect();
     for (sector, room) in (number * 8..).zip(block.chunks_mut(SECTOR_BYTES as usize)) {
         let label = format!("cheetah validation image, sector {sector:012}\n");
         room[..label.len()].copy_from_slice(label.as_bytes());
     }
     block
-}
-
-/// The output function of SplitMix64.
-fn mixed(seed: u64) -> u64 {
-    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -3,8 +3,10 @@
 //! Owns finding streams in the reads of a volume (forward, backward, strided, many at once), how far ahead of
 //! each is fetched, and how much that shrinks when it goes unread. Never: memory, requests, or anything of
 //! donors. Pure: reads in, ranges to fetch out. Invariant: a window grows only when a read waited, and not
-//! beyond what its stream was worth so far. Called by `volume::cached`. Tests: `tests/ahead.rs`; the
-//! simulator runs it in every attachment.
+//! beyond what its stream was worth so far. Called by `volume::cached`. Files: `places` (the last reads),
+//! `stream` (one of them, and how far ahead), `pipe` (what the path holds), `around` (what is near a read of
+//! none), `holes` (what was passed over). Tests: `tests/ahead.rs`; the simulator runs it in
+//! every attachment.
 //!
 //! **Finding.** Of the last reads that belonged to no stream, or to one that may go another way, the places
 //! are kept. A read is the next of a stream when a majority of the places where the stream would have been

@@ -242,7 +242,6 @@ impl Base {
         Fragment { group: job.group, slot, local: job.lo }
     }
 
-    /// The slots that are sent a part of what the job writes, each for all of its range.
     /// What the donor is told with a part.
     fn mark_of(&self, job: &Job, op: PartOp) -> Option<WriteMark> {
         let Geometry { data, parity, .. } = self.shape.geometry;
@@ -266,6 +265,7 @@ impl Base {
         }
     }
 
+    /// The slots that are sent a part of what the job writes, each for all of its range.
     fn targets_of(&self, job: &Job) -> Slots {
         let (data, slots) = (self.shape.geometry.data, self.shape.geometry.data + self.shape.geometry.parity);
         let parity = (data..slots).map(bit).sum::<Slots>();

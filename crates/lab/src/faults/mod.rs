@@ -1,10 +1,10 @@
 //! The fault table: what a load notices when donors fail, for every redundancy, fault and front end.
 //!
 //! Owns: which runs there are, how one is judged. Never: looks inside the program.
-//! Layout: [`trial`] one load under one fault, [`volume`] a run on a volume of the program, [`quorum`] the
-//! same on qemu's quorum, [`corrupt`] the link that flips bits, [`report`] the results, the table and the
-//! plot. Invariant: a run is made of its case and a seed alone; runs share hosts, never a pool.
-//! Called by: `bin/faults.rs`. Tests: below, and in each module.
+//! Invariant: a run is made of its case and a seed alone; runs share hosts, never a pool. Files: `trial` (one
+//! load under one fault), `volume` (a run on a volume of the program), `quorum` (the same on qemu's quorum),
+//! `corrupt` (the link that flips bits), `report` (the results, the table and the plot). Tests: below, and in
+//! each. Called by `bin/faults.rs`.
 
 pub mod corrupt;
 pub mod quorum;

@@ -1,5 +1,6 @@
 //! The using end: the handshake, then the transmission. Never: touches a payload; the driver does.
-//! Tests: `tests/`, one file per subject.
+//! Files: `handshake`, `option` (a question of it), `transmission`, `asked` (requests and their answers, for
+//! drivers), `head` (a request's bytes), `reply` (a reply's), `error`. Tests: `tests/`, one file per subject.
 
 mod asked;
 mod error;

@@ -1,5 +1,8 @@
-//! The serving end: the handshake, then requests in (`transmission`) and answers out (`outbox`, `answer`).
-//! Never: looks an export up or touches a payload; the driver does. Tests: `tests/`, one file per subject.
+//! The serving end: the handshake, then requests in and answers out. Never: looks an export up or touches a
+//! payload; the driver does. Files: `handshake`, `option` (a question of it), `step` (what its driver does
+//! next), `transmission` (requests in), `request` (one of them), `digest` (whether what came is what was
+//! announced), `outbox` (answers out), `answer` (one of them), `reply` (its bytes). Tests: `tests/`, one file
+//! per subject.
 
 mod answer;
 pub mod digest;
