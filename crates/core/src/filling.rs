@@ -6,8 +6,8 @@
 //! where a source is. Invariants: a piece is on its way once, so one read serves all who wait for it; what is
 //! here is not read again unless donors say that it is gone, or it made room for another; what is on its way,
 //! in or out, is neither read nor dropped; whoever asked is answered once. Called by the filler of `cheetah
-//! open`, and by `sim`. Files: `pressure` (of what nobody waits for), `room` (how much there is), `keep` (what
-//! comes of there being none). Tests: `tests`, `room_tests`.
+//! open`, and by `sim`. Files: `pressure` (of what nobody waits for), `room` (how much there is), `keep`
+//! (what comes of there being none). Tests: `tests`, `room_tests`.
 
 mod keep;
 mod pressure;

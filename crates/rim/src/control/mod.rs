@@ -7,10 +7,10 @@
 //! `tests/control*.rs`.
 //!
 //! Files: `wire` (a call as HTTP, both ways), `seal`, `server`, `doorkeeper`, `service`, `membership`,
-//! `machine` and `options` (the coordinator), `signing` (the pool's signatures), `store`, `store_etcd`, `term`,
-//! `etcd` and `etcd_tls` (several coordinators), `addresses`, `client`, `error`, `http`, `discovery`, `donor`
-//! and `donor_calls`, `journal` (what happened), and `openapi` (a test of `openapi.json`, the description for
-//! others).
+//! `machine` and `options` (the coordinator), `signing` (the pool's signatures), `store`, `store_etcd`,
+//! `term`, `etcd` and `etcd_tls` (several coordinators), `addresses`, `client`, `error`, `http`, `discovery`,
+//! `donor` and `donor_calls`, `journal` (what happened), and `openapi` (a test of `openapi.json`, the
+//! description for others).
 
 mod addresses;
 mod client;
