@@ -2,8 +2,9 @@
 
 use crate::volume::{A, B, World, map, wide};
 use cheetah_core::limits::{EXCLUDE_NS, EXTENT_BYTES, REQUEST_DEADLINE_NS};
-use cheetah_core::map::{DonorId, Placement, Redundancy, Slot, VolumeMap};
+use cheetah_core::map::{BadRange, DonorId, Placement, Redundancy, Slot, VolumeMap};
 use cheetah_core::volume::{Effect, Event, LinkFailure, Op, PartError, PartOp, VolumeError};
+use std::collections::BTreeSet;
 
 /// The first group is on its way from A to B, which holds the second.
 fn moving() -> VolumeMap {
@@ -366,4 +367,39 @@ fn who_may_not_write_has_nothing_to_finish() {
     assert!(!finished(&fenced));
     fenced.step(Event::Finish);
     assert!(finished(&fenced));
+}
+
+/// Of a stripe nothing gives back a block that is wrong where its slot comes from: that block is lost, the
+/// rest moves, and nobody looks for parity that there is none of.
+#[test]
+fn a_wrong_block_of_a_stripe_is_lost_alone_when_its_slot_moves() {
+    const NEW: DonorId = DonorId(3);
+    let mut map = map(true, false);
+    (map.size, map.groups[0].slots[0].filling) = (4 * 65536, Some(Placement { donor: NEW, extent: 0 }));
+    map.routes.insert(NEW, map.routes[&A].clone());
+    let mut world = World::new(map, false);
+    [A, B, NEW].into_iter().for_each(|donor| world.open(donor));
+    let (mut bad, mut copied) = (Vec::new(), BTreeSet::new());
+    for _ in 0..400 {
+        for sent in world.sent() {
+            let is_wrong = (sent.address..sent.address + u64::from(sent.len)).contains(&8192);
+            let answer = match sent.op {
+                PartOp::Read if is_wrong => Err(PartError::Corrupt { blocks: 1, forged: false }),
+                _ => Ok(vec![]),
+            };
+            assert!(sent.op != PartOp::Read || sent.donor == A, "{sent:?} is of another slot");
+            if sent.op == PartOp::Sparse {
+                copied.extend((sent.address..sent.address + u64::from(sent.len)).step_by(4096));
+            }
+            world.answer(sent.part, answer);
+        }
+        world.serve_checks();
+        bad.extend(world.amendments().into_iter().flat_map(|amend| amend.bad));
+        if world.next_wake() < u64::MAX {
+            world.wake();
+        }
+    }
+    assert_eq!(copied.len(), 32, "all of it has moved");
+    let lost = BadRange { group: 0, slot: 0, from: 8192, to: 12288 };
+    assert!(!bad.is_empty() && bad.iter().all(|bad| *bad == lost), "{bad:?}");
 }

@@ -12,7 +12,7 @@ use super::read::READ_AGAIN_MAX;
 use super::types::{Effect, PartOp, StatusRun, VolumeError};
 use super::{BLOCK, Key, PAUSE_NS, doubts, lanes};
 use crate::api::Filled;
-use crate::layout::Scatter;
+use crate::layout::{Geometry, Scatter};
 use crate::limits::{FILL_CHUNKS_MAX, HURRY_CHUNKS_MAX, RUSH_NS, SCRATCH_LARGE_COUNT};
 use crate::map::{BadRange, Placement};
 use crate::units::Time;
@@ -287,13 +287,13 @@ pub(super) fn gives_up(base: &mut Base, key: Key, slot: u32, to: Placement) -> b
         lanes::read(base, key);
         return true;
     }
-    let data = base.shape.geometry.data;
+    let Geometry { data, parity, .. } = base.shape.geometry;
     let column = |slot: u32| if data == 1 { 0 } else { slot };
     for lost in slots_of(wrong | bit(slot)).map(column).filter(|lost| *lost < data) {
         base.shape.report_bad(BadRange { group, slot: lost, from: lo, to: hi });
         base.effects.push(Effect::Forget { fragment: base.fragment(key, lost), len: hi - lo });
     }
-    if data > 1 {
+    if data > 1 && parity > 0 {
         // Nothing is to be rebuilt from these zeros: what parity is then, and which data is lost with them
         // that nobody holds, are asked of the row as of one half written.
         base.doubts.torn.push(Torn::rows(group, lo, hi));
