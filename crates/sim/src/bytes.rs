@@ -129,6 +129,13 @@ impl Memory {
         }
     }
 
+    /// Bits of the checksum of a block flip; what it is then.
+    pub(crate) fn flip_sum(&mut self, at: usize, bits: u32) -> u32 {
+        let sum = &mut self.chunk(at / CHUNK).sums[at % CHUNK / BLOCK];
+        *sum ^= bits;
+        *sum
+    }
+
     /// The checksums of the blocks that the range touches, as they were signed.
     pub(crate) fn sums(&self, at: usize, len: usize) -> Vec<u32> {
         let zeros = sum(&[0; BLOCK]);

@@ -4,6 +4,7 @@
 //! ends (detached, crashed, or taken over and not yet aware of it). Never: decisions, its lease (`leases`),
 //! its connections (`links`) and what goes over them (`parts`), or a judgement (`workload`).
 
+use crate::bugs::Bug;
 use crate::clocks::Clock;
 use crate::contents::Word;
 use crate::links::LinkEnd;
@@ -11,7 +12,6 @@ use crate::load::Load;
 use crate::memory::ClientMemory;
 use crate::network::Awaited;
 use crate::oracle::{Order, Version};
-use crate::plan::Bug;
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::api::Attach;
 use cheetah_core::map::{DonorId, LeaseToken, PoolId, VolumeId};
@@ -216,10 +216,7 @@ impl World {
             Effect::Learn { fragment, copies, mem, scatter } => {
                 memory.learn(fragment, copies, mem, scatter)?
             }
-            Effect::Forget { fragment, len } => {
-                memory.forget(fragment, len);
-                self.undo_rot(c, fragment, len);
-            }
+            Effect::Forget { fragment, len } => memory.forget(fragment, len),
             Effect::Verify { job, fragment, at, len } => {
                 let right = memory.verify(fragment, at, len)? || self.bug == Some(Bug::ChecksumIgnored);
                 if !right {

@@ -4,8 +4,8 @@
 //! own. Never: the world's time, by which oracle and verdict judge. Key rule: a clock never goes back. Called
 //! by `faults` and the drivers. Tests: the planted bug.
 
+use crate::bugs::Bug;
 use crate::client::Phase;
-use crate::plan::Bug;
 use crate::world::{ClientEv, DonorEv, Ev, World, say};
 use cheetah_core::limits::{ASLEEP_NS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::units::Time;

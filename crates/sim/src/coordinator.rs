@@ -4,12 +4,12 @@
 //! ended before its time, nothing lost by a restart. Never: decisions, or calls on their way (`calls`). Key
 //! rule: a step's records are stored all or none, and before its answers are sent.
 
+use crate::bugs::Bug;
 use crate::calls::{Caller, OpenCall, Outcome};
 use crate::clocks::Clock;
 use crate::director::slot_of;
 use crate::donor::DonorHost;
 use crate::network::Node;
-use crate::plan::Bug;
 use crate::rng::Rng;
 use crate::strangers::Stranger;
 use crate::world::{Ev, World, say};

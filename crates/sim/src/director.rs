@@ -3,15 +3,17 @@
 //!
 //! Owns: the calls of administrators, and what their answers promised. Never: faults (`faults`).
 
+use crate::bugs::Bug;
 use crate::calls::{Caller, Outcome};
 use crate::client::{Phase, Tick};
 use crate::deaths::FirstDeath;
 use crate::donor::DonorHost;
 use crate::network::Node;
 use crate::on_disk::OnDisk;
-use crate::plan::{Bug, Layout, Plan};
+use crate::plan::{Layout, Plan};
 use crate::power::LostOnDisk;
 use crate::rng::Rng;
+use crate::rot::Rot;
 use crate::together::Scene;
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size};
@@ -20,7 +22,6 @@ use cheetah_core::donor;
 use cheetah_core::limits::{EXTENT_BYTES, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, Incarnation, Medium, Redundancy};
 use cheetah_core::units::Time;
-use cheetah_core::volume::Key;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the answers of the coordinator said about a volume; an unanswered call makes it uncertain.
@@ -58,22 +59,6 @@ pub(crate) struct Director {
     pub(crate) lost_on_disk: Vec<LostOnDisk>,
     pub(crate) first_deaths: Vec<FirstDeath>,
     slots: usize,
-}
-
-/// A wrong byte in a donor's memory, or on its way there.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rot {
-    pub(crate) donor: usize,
-    /// The sector of its memory.
-    pub(crate) at: usize,
-    /// What brings it there, unless it came about there.
-    pub(crate) part: Option<Key>,
-    pub(crate) wrong: u8,
-    pub(crate) right: u8,
-    /// By then it has arrived.
-    pub(crate) arrived: u64,
-    /// Nobody knows any more what belongs there: it is put right when it lands.
-    pub(crate) forgotten: bool,
 }
 
 /// Where the donors of a slot listen.

@@ -4,13 +4,12 @@
 //! connections that end a while after they are dropped, wiping that takes time. Never: decisions, or requests
 //! (`serving`).
 
+use crate::bugs::Bug;
 use crate::bytes::{Kept, Memory, sectors};
 use crate::client::Client;
 use crate::clocks::Clock;
-use crate::director::Rot;
 use crate::network::{Stage, ToClient, ToDonor};
 use crate::on_disk::OnDisk;
-use crate::plan::Bug;
 use crate::wire::{DonorEnd, as_heard};
 use crate::world::{DonorEv, Ev, World, say};
 use cheetah_core::api::Sync;
@@ -334,15 +333,9 @@ impl World {
                 return self.donors[d].cut_on_disk(at, payload.header.length as usize);
             }
             // A part cannot be held to the digest of the whole: flips in what is cut off are not played.
-            let (donor, range) = (&mut self.donors[d], at..at + payload.at);
-            let flipped = |rot: &&Rot| rot.donor == d && rot.part.is_some() && range.contains(&rot.at);
-            for rot in self.director.rot.iter().filter(flipped) {
-                // Another may have written the same byte since.
-                if donor.memory.get(rot.at, 1) == [rot.wrong] {
-                    donor.memory.write(rot.at, &[rot.right]);
-                }
-            }
-            donor.memory.sign(at, range.len());
+            let landed = at..at + payload.at;
+            self.right_what_is_cut_off(d, landed.clone());
+            self.donors[d].memory.sign(at, landed.len());
         }
     }
 

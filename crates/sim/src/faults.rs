@@ -3,19 +3,14 @@
 //! Owns: each kind of fault, and telling `verdict` what it excuses. Never: more than `plan` allows. A lost or
 //! stalled connection and a restart of the coordinator excuse nothing: no request may fail for them.
 
-use crate::bytes::{BLOCK, SECTOR, sectors};
 use crate::calls::Caller;
 use crate::client::Phase;
-use crate::director::Rot;
 use crate::network::{Node, Stage};
 use crate::plan::Fault;
 use crate::world::{Ev, World, say};
 use cheetah_core::donor;
-use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, LEASE_NS, MILLISECOND_NS, SECOND_NS};
-use cheetah_core::map::DonorId;
-use cheetah_core::volume::{Fragment, Key};
-use std::collections::BTreeSet;
-use std::ops::Range;
+use cheetah_core::limits::{LEASE_NS, MILLISECOND_NS, SECOND_NS};
+use cheetah_core::map::{DonorId, VolumeId};
 
 impl World {
     pub(crate) fn fault_tick(&mut self) {
@@ -129,148 +124,26 @@ impl World {
 
     /// Whether this donor may get into trouble now; notes who loses more than redundancy covers by it.
     pub(crate) fn may(&mut self, d: usize) -> bool {
+        let id = self.donors[d].id;
+        self.may_if(|other, _| other == id)
+    }
+
+    /// Likewise, in one group of a volume.
+    pub(crate) fn may_in(&mut self, d: usize, volume: VolumeId, group: usize) -> bool {
+        let here = (self.donors[d].id, (volume, group));
+        self.may_if(|other, place| (other, place) == here)
+    }
+
+    fn may_if(&mut self, more: impl Fn(DonorId, (VolumeId, usize)) -> bool) -> bool {
         self.look_at_rot();
         self.look_at_stale();
-        let id = self.donors[d].id;
-        let short = self.beyond_by(Some(id));
+        let short = self.beyond_by_in(more);
         if !self.plan.beyond && !short.is_empty() {
             self.count("faults spared by the budget");
             return false;
         }
         self.verdict.beyond.extend(short);
         true
-    }
-
-    /// A bit of what is on its way from or to a donor changes, where this seed has such a network; `to`:
-    /// where in the donor's memory it lands, and by what.
-    pub(crate) fn flip_on_the_way(
-        &mut self,
-        c: usize,
-        donor: DonorId,
-        fragment: Fragment,
-        to: Option<(u64, Key)>,
-        data: &mut [u8],
-    ) {
-        let often = self.plan.flips_per_million;
-        if often == 0 || data.is_empty() || self.director.healing || self.rng.below(1_000_000) >= often {
-            return;
-        }
-        let Some(d) = self.donors.iter().position(|other| other.id == donor) else { return };
-        if !self.may(d) {
-            return;
-        }
-        let at = self.rng.index(data.len());
-        let Fragment { group, slot, local } = fragment;
-        let right = data[at];
-        data[at] ^= 1 << self.rng.below(8);
-        self.count("fault: a bit flipped on the way");
-        let (way, byte) = (if to.is_some() { "to" } else { "from" }, u64::from(local) + at as u64 * SECTOR);
-        say!(self, "a bit flips on its way {way} donor {d}, byte {byte} of slot {slot} of group {group}");
-        match to {
-            Some((address, part)) => {
-                self.verdict.rotten.insert(donor);
-                if let Some(volume) = self.clients[c].volume {
-                    self.verdict.rotted.insert((volume, group as usize, slot as usize, byte / BLOCK_BYTES));
-                }
-                // Whatever holds it up on its way is over by then.
-                let (wrong, arrived, at) = (data[at], self.now + 60 * SECOND_NS, sectors(address) + at);
-                self.director.rot.push(Rot {
-                    donor: d,
-                    at,
-                    part: Some(part),
-                    wrong,
-                    right,
-                    arrived,
-                    forgotten: false,
-                });
-            }
-            None => self.verdict.link_is_slow(c, donor, self.now, self.now + SECOND_NS),
-        }
-    }
-
-    /// A bit of what some donor holds of a volume with redundancy changes by itself.
-    fn flip_at_rest(&mut self) {
-        let Some(d) = self.some_donor().filter(|d| self.may(*d)) else { return };
-        let id = self.donors[d].id;
-        let maps = self.stored_maps().filter(|map| map.redundancy.parity > 0);
-        let held = maps.flat_map(|map| {
-            let slots = map.groups.iter().enumerate().flat_map(|(group, of)| {
-                of.slots.iter().enumerate().map(move |(slot, places)| (group, slot, places.held))
-            });
-            slots.filter_map(|(group, slot, held)| Some((map.volume, group, slot, held?)))
-        });
-        let held: Vec<_> = held.filter(|(.., held)| held.donor == id).collect();
-        let Some((volume, group, slot, held)) = self.rng.pick(&held) else { return };
-        let (begin, len) = (sectors(u64::from(held.extent) * EXTENT_BYTES), sectors(EXTENT_BYTES));
-        let memory = &self.donors[d].memory;
-        let blocks: Vec<usize> = memory.blocks().filter(|at| (begin..begin + len).contains(at)).collect();
-        let Some(block) = self.rng.pick(&blocks) else { return };
-        let at = block + self.rng.index(BLOCK);
-        let right = self.donors[d].memory.get(at, 1)[0];
-        let wrong = right ^ 1 << self.rng.below(8);
-        self.donors[d].memory.write(at, &[wrong]);
-        self.count("fault: a bit flipped at rest");
-        say!(self, "a bit flips in donor {d}, sector {at}: slot {slot} of group {group}");
-        self.verdict.rotten.insert(id);
-        let number = (block - begin) / BLOCK;
-        self.verdict.rotted.insert((volume, group, slot, number as u64));
-        let arrived = self.now;
-        self.director.rot.push(Rot { donor: d, at, part: None, wrong, right, arrived, forgotten: false });
-    }
-
-    /// Whose memory still has bytes that nobody wrote.
-    pub(crate) fn look_at_rot(&mut self) {
-        let (donors, now) = (&self.donors, self.now);
-        let there = |rot: &Rot| {
-            let memory = &donors[rot.donor].memory;
-            // Another may have written the same byte since.
-            memory.get(rot.at, 1) == [rot.wrong]
-                && (rot.part.is_some() || memory.verify(rot.at, 1) == [false])
-        };
-        let may = |rot: &Rot| donors[rot.donor].alive && (now < rot.arrived || there(rot));
-        self.director.rot.retain(may);
-        let rotten = self.director.rot.iter().map(|rot| donors[rot.donor].id).collect();
-        let rotten: BTreeSet<DonorId> = rotten;
-        let unreadable = self.unreadable();
-        self.verdict.now_rotten(rotten.union(&unreadable).copied().collect(), now);
-    }
-
-    /// Who forgets what a fragment holds cannot tell wrong bytes from right ones any more: no promise covers
-    /// those, so they are put right.
-    pub(crate) fn undo_rot(&mut self, c: usize, fragment: Fragment, len: u32) {
-        let Some(machine) = &self.clients[c].machine else { return };
-        let Fragment { group, slot, local } = fragment;
-        // What is recorded as lost must answer an error, whatever lies there.
-        if machine.map().bad.iter().any(|bad| bad.reaches(group, slot, local, local + len)) {
-            return;
-        }
-        let slot = machine.map().groups[group as usize].slots[slot as usize];
-        for place in slot.placements() {
-            let from = sectors(u64::from(place.extent) * EXTENT_BYTES + u64::from(fragment.local));
-            let range = from..from + sectors(len.into());
-            let Some(d) = self.donors.iter().position(|donor| donor.id == place.donor) else { continue };
-            let memory = &mut self.donors[d].memory;
-            for rot in self.director.rot.iter_mut().filter(|rot| rot.donor == d && range.contains(&rot.at)) {
-                if memory.get(rot.at, 1) == [rot.wrong] {
-                    memory.write(rot.at, &[rot.right]);
-                    memory.sign(rot.at, 1);
-                }
-                rot.forgotten = true;
-            }
-        }
-    }
-
-    /// What one of these parts brings after it was forgotten.
-    pub(crate) fn right_forgotten_rot(&mut self, d: usize, parts: &[u64], range: Range<usize>) {
-        let memory = &mut self.donors[d].memory;
-        let of_these = |part: Option<Key>| part.is_some_and(|part| parts.contains(&part.to_u64()));
-        let brought = |rot: &&Rot| rot.donor == d && of_these(rot.part) && range.contains(&rot.at);
-        for rot in self.director.rot.iter().filter(brought).filter(|rot| rot.forgotten) {
-            if memory.get(rot.at, 1) == [rot.wrong] {
-                memory.write(rot.at, &[rot.right]);
-                memory.sign(rot.at, 1);
-            }
-        }
     }
 
     /// Whether a writer may die now.
@@ -301,7 +174,7 @@ impl World {
         self.rng.skewed(20 * MILLISECOND_NS, 40 * SECOND_NS)
     }
 
-    fn some_donor(&mut self) -> Option<usize> {
+    pub(crate) fn some_donor(&mut self) -> Option<usize> {
         let alive = self.donors.iter().enumerate().filter(|(_, donor)| donor.alive).map(|(d, _)| d);
         self.rng.pick(&alive.collect::<Vec<_>>())
     }

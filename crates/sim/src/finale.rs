@@ -4,14 +4,13 @@
 //! in error, exactly where its donor died), donors and coordinator of one mind, and all memory wiped once the
 //! volumes are gone. Never: a fault.
 
-use crate::bytes::SECTOR;
 use crate::client::{Phase, Tick};
 use crate::donor::DonorHost;
 use crate::world::{ClientEv, Ev, World};
 use cheetah_core::api::Call;
 use cheetah_core::coordinator::{Key, LeaseRecord, Record, VolumeRecord};
 use cheetah_core::donor::export_name;
-use cheetah_core::limits::{EXTENT_BYTES, REQUEST_DEADLINE_NS, SECOND_NS};
+use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, REQUEST_DEADLINE_NS, SECOND_NS};
 use cheetah_core::map::{DonorId, LeaseToken, VolumeId};
 use cheetah_core::volume::{Event, Op, Request, Scope};
 use std::collections::BTreeSet;
@@ -47,6 +46,7 @@ impl World {
         }
         self.pass(40 * SECOND_NS);
         self.nothing_is_open();
+        self.what_flipped_is_written(&attached);
         let wounded = |c: &&usize| self.clients[**c].volume.is_some_and(|volume| self.wounds.has(volume));
         let scrubs = if self.plan.corrupts() {
             attached.clone()
@@ -144,13 +144,7 @@ impl World {
         let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return };
         let slots = map.groups.iter().flat_map(|group| &group.slots).filter_map(|slot| slot.held);
         let held: BTreeSet<(DonorId, u32)> = slots.map(|held| (held.donor, held.extent)).collect();
-        let left = self.director.rot.iter().find(|rot| {
-            let extent = (rot.at as u64 * SECTOR / EXTENT_BYTES) as u32;
-            // Of what flipped on its way and was sent again, the same byte may have been written since.
-            rot.part.is_none()
-                && map.redundancy.parity > 0
-                && held.contains(&(self.donors[rot.donor].id, extent))
-        });
+        let left = self.rot_left_in(&held).filter(|_| map.redundancy.parity > 0);
         if let Some((donor, block)) = self.first_unreadable(&held).filter(|_| map.redundancy.parity > 0) {
             let what = format!(
                 "client {c} had its donors compare all they hold, and block {block} of {donor} cannot be read"
@@ -183,13 +177,20 @@ impl World {
     fn read_all(&mut self, c: usize) {
         let client = &self.clients[c];
         let (Some(machine), Some(volume)) = (&client.machine, client.volume) else { return };
-        let size = machine.map().size;
+        let (size, lost) = (machine.map().size, self.lost_to_rot(c));
         let mut ranges = self.oracle.touched(volume);
         ranges.extend([(0, size.min(4096)), (size.saturating_sub(4096), size)]);
         for (from, to) in ranges {
             let mut at = from;
             while at < to.min(size) && self.failure.is_none() {
-                let len = (to.min(size) - at).min(PIECE_BYTES);
+                let mut len = (to.min(size) - at).min(PIECE_BYTES);
+                // An error costs a request: what is beside a wrong block is asked for without it.
+                let block = at / BLOCK_BYTES * BLOCK_BYTES;
+                match lost.range(block..at + len).next() {
+                    Some(wrong) if *wrong > at => len = wrong - at,
+                    Some(_) => len = len.min(block + BLOCK_BYTES - at),
+                    None => {}
+                }
                 let request = Request { op: Op::Read, offset: at, len: u32::try_from(len).expect("a piece") };
                 self.submit(c, request);
                 at += len;
@@ -198,6 +199,27 @@ impl World {
             }
         }
         self.submit(c, Request { op: Op::Flush, offset: 0, len: 0 });
+    }
+
+    /// A block that nothing gives back is right again once it was written as a whole.
+    fn what_flipped_is_written(&mut self, attached: &[usize]) {
+        let writers: Vec<usize> =
+            attached.iter().copied().filter(|c| !self.clients[*c].read_only && !self.has_ended(*c)).collect();
+        let lost: Vec<(usize, u64)> =
+            writers.iter().flat_map(|c| self.lost_to_rot(*c).into_iter().map(|at| (*c, at))).collect();
+        for op in [Op::Write, Op::Read] {
+            for (c, offset) in &lost {
+                let size = self.clients[*c].machine.as_ref().map_or(0, |machine| machine.map().size);
+                let len = u32::try_from(BLOCK_BYTES.min(size - offset)).expect("a block");
+                self.submit(*c, Request { op, offset: *offset, len });
+                self.pass(SECOND_NS / 100);
+            }
+            if !lost.is_empty() {
+                self.count("blocks that flipped and were written again");
+                self.pass(40 * SECOND_NS);
+            }
+        }
+        self.nothing_is_open();
     }
 
     fn volumes_are_known(&mut self, names: &[String]) {

@@ -3,6 +3,7 @@
 //! Never: decisions, or what is served under the lease (`client`). A lease that ended is not known to have
 //! until the client hears of it: it goes on for a while, as one would.
 
+use crate::bugs::Bug;
 use crate::bytes::Sums;
 use crate::calls::{Caller, Outcome};
 use crate::client::{Client, Phase, ReadStream, Tick};
@@ -10,7 +11,6 @@ use crate::clocks::Clock;
 use crate::load::Load;
 use crate::memory::ClientMemory;
 use crate::network::Node;
-use crate::plan::Bug;
 use crate::world::{ClientEv, Ev, World};
 use cheetah_core::api::{Amend, Answer, Attach, Call, RefusalCode, Renew};
 use cheetah_core::limits::SECOND_NS;

@@ -17,11 +17,11 @@
 //! `Bug` plants one in the drivers: the oracle has to find it. Never: a real clock, thread, socket or file, a
 //! map without an order, or a dependency from outside the house.
 //!
-//! Files: `plan` (what a seed picks), `world` (time and events), `network`, `wire` (the ends of a data
-//! connection), the drivers `donor` and `serving`, `client`, `leases`, `links` and `parts`, `coordinator`
-//! and `calls`; `disk` and `on_disk` (a donor's disk, and the donor around it) with `disk_words` (what it
-//! tells), `auths` (what belongs to its blocks) and `write_back`; `director`, `faults`, `deaths`, `clocks`,
-//! `together`, `load`, `strangers`, `power` and `media` (what happens to them),
+//! Files: `plan` (what a seed picks), `bugs` (what is planted), `world` (time and events), `network`, `wire`
+//! (the ends of a data connection), the drivers `donor` and `serving`, `client`, `leases`, `links` and
+//! `parts`, `coordinator` and `calls`; `disk` and `on_disk` (a donor's disk, and the donor around it) with
+//! `disk_words` (what it tells), `auths` (what belongs to its blocks) and `write_back`; `director`, `faults`,
+//! `deaths`, `clocks`, `together`, `load`, `strangers`, `rot`, `power` and `media` (what happens to them),
 //! `workload` (requests and their judgement), `oracle` (bytes), `redundancy` (what of them must be
 //! somewhere), `contents` (what a volume counts as holding), `verdict` and `wounds` (errors), `finale`
 //! (heal, and demand that all is well), `swarm` (many seeds). `bytes` and `memory` (at a scale of 1:512),
@@ -31,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 mod auths;
+mod bugs;
 mod bytes;
 mod calls;
 mod client;
@@ -59,6 +60,7 @@ mod power;
 pub mod read_ahead;
 mod redundancy;
 mod rng;
+mod rot;
 mod runs;
 mod serving;
 mod stats;
@@ -73,7 +75,8 @@ mod world;
 mod wounds;
 mod write_back;
 
-pub use plan::{Bug, Fault, Layout};
+pub use bugs::Bug;
+pub use plan::{Fault, Layout};
 pub use stats::{COVERAGE, Stats};
 pub use swarm::{Swarm, swarm};
 

@@ -6,12 +6,13 @@
 //! tells was acknowledged to it. Called by `client`, `workload`, `director` and `faults`. Tests: the planted
 //! bugs.
 
+use crate::bugs::Bug;
 use crate::bytes::SECTOR;
 use crate::calls::{Caller, Outcome};
 use crate::client::{Phase, Slot, Tick};
 use crate::contents::Word;
 use crate::network::Node;
-use crate::plan::{Bug, Fault};
+use crate::plan::Fault;
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::api::{Answer, Attach, Call};
 use cheetah_core::content::{ByteRange, Check, Fill, FillFrom, Loaded, Source, Tell};

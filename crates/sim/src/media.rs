@@ -102,7 +102,7 @@ impl World {
     }
 
     /// What the donor holds, by the records.
-    fn places_of(&self, id: DonorId) -> Vec<(VolumeId, usize, usize, Placement)> {
+    pub(crate) fn places_of(&self, id: DonorId) -> Vec<(VolumeId, usize, usize, Placement)> {
         let mut found = Vec::new();
         for map in self.stored_maps() {
             for (group, of) in map.groups.iter().enumerate() {

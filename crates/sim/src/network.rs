@@ -12,7 +12,7 @@ use cheetah_core::layout::Scatter;
 use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::DonorId;
 use cheetah_core::units::Time;
-use cheetah_core::volume::{Fragment, Key, Mem, PartOp};
+use cheetah_core::volume::{Fragment, Mem, PartOp};
 use cheetah_nbd::client;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -83,8 +83,6 @@ pub(crate) struct Conn {
     pub(crate) serving: bool,
     pub(crate) donor_end: Option<DonorEnd>,
     pub(crate) client_end: Option<ClientEnd>,
-    /// The parts that left in one request with the one that it is named by.
-    pub(crate) merged: BTreeMap<u64, Vec<Key>>,
 }
 
 #[derive(Debug, Default)]
@@ -145,7 +143,6 @@ impl World {
             serving: false,
             donor_end: None,
             client_end: None,
-            merged: BTreeMap::new(),
         };
         self.network.conns.insert(id, conn);
         // One way for the connection itself.
@@ -294,7 +291,7 @@ impl World {
         let Some(conn) = self.network.conns.get_mut(&id) else { return };
         conn.stage = Stage::Ended;
         conn.inbox.clear();
-        (conn.donor_end, conn.merged) = (None, BTreeMap::new());
+        conn.donor_end = None;
     }
 
     pub(crate) fn conns_where(&self, wanted: impl Fn(&Conn) -> bool) -> Vec<u64> {

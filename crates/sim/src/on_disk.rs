@@ -7,12 +7,12 @@
 //! that is not held may go at any time, and nobody reads what has gone.
 
 use crate::auths::{fits, known, noted_in};
+use crate::bugs::Bug;
 use crate::bytes::{BLOCK, Memory};
 use crate::disk::{Content, SimDisk};
 use crate::disk_words::marked_of;
 use crate::donor::DonorHost;
 use crate::network::{Conn, Stage, ToClient};
-use crate::plan::Bug;
 use crate::rng::Rng;
 use crate::wire::{DonorEnd, cut};
 use crate::world::{DonorEv, Ev, World, say};

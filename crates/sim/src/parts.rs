@@ -5,9 +5,9 @@
 //! protocol (`nbd`), or what memory may be touched when (`memory`). A socket that is full takes a part of
 //! what leaves, and the rest later.
 
+use crate::bugs::Bug;
 use crate::bytes::{BLOCK, SECTOR, sum};
 use crate::network::{Awaited, ToDonor};
-use crate::plan::Bug;
 use crate::wire::{Body, Taking, answer_in_bytes, cut, wired_len};
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::limits::MILLISECOND_NS;
@@ -91,19 +91,17 @@ impl World {
         let Some(end) = conn.client_end.as_mut().filter(|end| !end.is_full) else { return };
         end.transmission.make_requests(merges_bytes_max);
         let skip = end.transmission.front_sent();
-        let (mut bytes, mut merged, mut cookie) = (Vec::new(), 0, 0);
+        let (mut bytes, mut merged) = (Vec::new(), 0);
         let mut payload_at = 0;
         for part in end.transmission.unsent() {
             let (head, body) = (part.head, &part.request.body);
             if head.is_empty() {
                 merged += 1;
-                conn.merged.entry(cookie).or_default().push(body.part);
                 if swaps {
                     bytes.splice(payload_at..payload_at, body.data.iter().copied());
                     continue;
                 }
             } else {
-                cookie = part.request.cookie;
                 bytes.extend_from_slice(head);
                 payload_at = bytes.len();
             }

@@ -6,10 +6,10 @@
 //! requests may fail meanwhile (`verdict`). Key rule: nothing is excused by it but that donors are away;
 //! once they are back, all that was acknowledged is there.
 
+use crate::bugs::Bug;
 use crate::client::Phase;
 use crate::donor::DonorHost;
 use crate::on_disk::OnDisk;
-use crate::plan::Bug;
 use crate::workload::rows_of;
 use crate::world::{Ev, World, say};
 use crate::wounds::offset_of;

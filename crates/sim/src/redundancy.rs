@@ -9,7 +9,7 @@ use crate::bytes::{BLOCK, SECTOR, sectors};
 use crate::client::Slot;
 use crate::donor::DonorHost;
 use crate::oracle::written;
-use crate::verdict::{Run, is_short, runs_of};
+use crate::verdict::{Run, is_short_in, runs_of};
 use crate::world::World;
 use crate::wounds::offset_of;
 use cheetah_core::code::{Code, combine};
@@ -298,17 +298,29 @@ impl World {
     /// The volumes that have less than they need when this donor gets into trouble now. One with rows that
     /// may not fit together, because its writer died, cannot do without any donor until that is mended.
     pub(crate) fn beyond_by(&self, donor: Option<DonorId>) -> Vec<VolumeId> {
-        let out = |other: DonorId| Some(other) == donor || self.verdict.is_in_trouble(other, self.now);
+        self.beyond_by_in(|other, _| Some(other) == donor)
+    }
+
+    /// `more`: who gets into trouble, and in which group of a volume.
+    pub(crate) fn beyond_by_in(&self, more: impl Fn(DonorId, (VolumeId, usize)) -> bool) -> Vec<VolumeId> {
         let short = |map: &&VolumeMap| {
             let mends = self.verdict.torn.contains(&map.volume) || self.wounds.is_accounted(map.volume);
             let frail = map.redundancy.data > 1 && mends;
-            is_short(map, 0..map.groups.len(), out) || (frail && is_degraded(map, out))
+            (0..map.groups.len()).any(|group| {
+                let place = (map.volume, group);
+                let out = |other: DonorId| more(other, place) || self.is_out_in(other, place);
+                is_short_in(map, group, out) || (frail && lacks_some(&map.groups[group], out))
+            })
         };
         self.stored_maps()
             .filter(|map| map.redundancy.parity > 0)
             .filter(short)
             .map(|map| map.volume)
             .collect()
+    }
+
+    fn is_out_in(&self, donor: DonorId, place: (VolumeId, usize)) -> bool {
+        self.verdict.is_in_trouble_in(donor, place, self.now)
     }
 
     /// A writer that ends in the middle of things while a donor is missing: parity cannot make up for both.
@@ -322,17 +334,23 @@ impl World {
 
     /// The volumes that would lose data if their writer died now: parity does not cover both at once.
     pub(crate) fn beyond_if_torn(&self) -> Vec<VolumeId> {
-        let out = |donor: DonorId| self.verdict.is_in_trouble(donor, self.now);
+        let lacks = |map: &&VolumeMap| {
+            let mut groups = map.groups.iter().enumerate();
+            groups.any(|(group, of)| lacks_some(of, |donor| self.is_out_in(donor, (map.volume, group))))
+        };
         let with_parity =
             self.stored_maps().filter(|map| map.redundancy.parity > 0 && map.redundancy.data > 1);
-        with_parity.filter(|map| is_degraded(map, out)).map(|map| map.volume).collect()
+        with_parity.filter(lacks).map(|map| map.volume).collect()
     }
 }
 
 /// Whether a slot has no holder, or one that is out.
 pub(crate) fn is_degraded(map: &VolumeMap, out: impl Fn(DonorId) -> bool) -> bool {
-    let mut slots = map.groups.iter().flat_map(|group| &group.slots);
-    slots.any(|slot| slot.held.is_none_or(|held| out(held.donor)))
+    map.groups.iter().any(|group| lacks_some(group, &out))
+}
+
+fn lacks_some(group: &Group, out: impl Fn(DonorId) -> bool) -> bool {
+    group.slots.iter().any(|slot| slot.held.is_none_or(|held| out(held.donor)))
 }
 
 /// Bytes of each extent of a group that the volume reaches.

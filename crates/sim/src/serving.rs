@@ -4,10 +4,9 @@
 //! Owns: the donor's end of data connections. Never: decisions, or the protocol (`nbd`). Also checks, where
 //! bytes land, that nothing of an older session or lease lands after a newer one was admitted (promise 3).
 
+use crate::bugs::Bug;
 use crate::bytes::{BLOCK, Kept, Memory, SECTOR, sectors};
-use crate::director::Rot;
 use crate::network::{Stage, ToClient};
-use crate::plan::Bug;
 use crate::wire::{DonorEnd, Write, cut, entry_in_sectors, in_bytes, wired_len};
 use crate::world::World;
 use cheetah_core::donor::{DirtyMap, Grant, Ledger, ListedWrite, Ticket, WriteMark};
@@ -289,14 +288,12 @@ impl World {
                 let ignored = self.bug == Some(Bug::DigestIgnored);
                 if digest.is_some_and(|digest| digest.sums != has && !ignored) {
                     donor.memory.disown(at, count);
-                    self.count("payloads that were not what was sent");
+                    self.note_disowned(d, grant.volume, at..at + count);
                 } else if donor.disk.is_some() {
                     return self.goes_to_disk(d, id, header, ticket);
                 } else {
                     donor.landed(grant.volume, ticket);
-                    // What flipped on its way to this place is not there any more.
-                    let is_over = |rot: &Rot| rot.part.is_some() && (at..at + count).contains(&rot.at);
-                    self.director.rot.retain(|rot| rot.donor != d || !is_over(rot));
+                    self.arrived_well(d, at..at + count);
                 }
                 // Its client sends again what has none that fit: each write of those that came as one.
                 end.outbox.done_with(cookie, self.donors[d].memory.sums(at, count).into_iter());
@@ -323,10 +320,6 @@ impl World {
         }
         let from = usize::try_from(header.offset).expect("inside of the memory") + at;
         self.donors[d].memory.write(from, bytes);
-        let merged = self.network.conns.get(&id).and_then(|conn| conn.merged.get(&header.cookie));
-        let merged = merged.into_iter().flatten().map(|part| part.to_u64());
-        let parts: Vec<u64> = merged.chain([header.cookie]).collect();
-        self.right_forgotten_rot(d, &parts, from..from + bytes.len());
         self.check_fence(d, id);
     }
 

@@ -5,7 +5,7 @@
 //! once its own coordinator is back all is as before. Called by `faults` and `coordinator`. Tests: the
 //! planted bug.
 
-use crate::plan::Bug;
+use crate::bugs::Bug;
 use crate::world::{Ev, World, say};
 use cheetah_core::coordinator::{Coordinator, Key, Record};
 use cheetah_core::limits::{MILLISECOND_NS, SECOND_NS};

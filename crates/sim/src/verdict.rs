@@ -42,15 +42,19 @@ pub(crate) struct Verdict {
     unaware: BTreeSet<(usize, DonorId)>,
     /// Volumes of which a write ended half-way since a client last began to serve them.
     pub(crate) torn: BTreeSet<VolumeId>,
-    /// Donors whose memory has bytes that nobody wrote.
-    pub(crate) rotten: BTreeSet<DonorId>,
+    /// Donors whose memory has bits that nobody wrote, or that cannot read something.
+    rotten: BTreeSet<DonorId>,
+    /// The latter of them,
+    unreadable: BTreeSet<DonorId>,
+    /// and where the others have such bits: group of a volume.
+    flipped: BTreeSet<(DonorId, VolumeId, usize)>,
     /// Donors of which a part may be older than what was acknowledged, since they came back.
     pub(crate) stale: BTreeSet<DonorId>,
     rotten_until: BTreeMap<DonorId, Time>,
     /// Rows of a volume that a failed write left so that they do not fit together.
     pub(crate) half_written: Vec<(VolumeId, std::ops::Range<u64>)>,
-    /// Volume, group, slot and block of its extent where a bit flipped on its way to a donor, until it is
-    /// written again. Without redundancy it goes wherever the slot is moved.
+    /// Volume, group, slot and block of its extent where a bit flipped, until it is written again. Without
+    /// redundancy it goes wherever the slot is moved.
     pub(crate) rotted: BTreeSet<(VolumeId, usize, usize, u64)>,
     /// Volumes to which more happened than redundancy covers.
     pub(crate) beyond: BTreeSet<VolumeId>,
@@ -103,11 +107,18 @@ impl Verdict {
         self.coordinator_trouble = self.coordinator_trouble.max(until);
     }
 
-    /// These have wrong bytes now, and those that had some do not any more.
-    pub(crate) fn now_rotten(&mut self, rotten: BTreeSet<DonorId>, now: Time) {
+    /// These have wrong bits now, and those that had some do not any more.
+    pub(crate) fn now_rotten(
+        &mut self,
+        flipped: BTreeSet<(DonorId, VolumeId, usize)>,
+        unreadable: BTreeSet<DonorId>,
+        now: Time,
+    ) {
+        let rotten: BTreeSet<DonorId> =
+            flipped.iter().map(|(donor, ..)| *donor).chain(unreadable.iter().copied()).collect();
         let mended = self.rotten.difference(&rotten).map(|donor| (*donor, now));
         self.rotten_until.extend(mended);
-        self.rotten = rotten;
+        (self.rotten, self.flipped, self.unreadable) = (rotten, flipped, unreadable);
     }
 
     pub(crate) fn client_cut_off(&mut self, client: usize, until: Time) {
@@ -124,11 +135,15 @@ impl Verdict {
         self.slow_donors.get(&donor).is_some_and(|until| until + GRACE_NS >= since)
     }
 
+    pub(crate) fn is_link_slow(&self, client: usize, donor: DonorId, since: Time) -> bool {
+        let slow_link = self.slow_links.get(&(client, donor));
+        slow_link.is_some_and(|(_, until)| until + GRACE_NS >= since)
+    }
+
     /// Whether a client of a volume with redundancy may have gone round the donor at some time from `since`
     /// on.
     pub(crate) fn may_be_passed_over(&self, client: usize, donor: DonorId, since: Time) -> bool {
-        let slow_link = self.slow_links.get(&(client, donor));
-        slow_link.is_some_and(|(_, until)| until + GRACE_NS >= since)
+        self.is_link_slow(client, donor, since)
             || self.is_slow(donor, since)
             || self.rotten.contains(&donor)
             || self.rotten_until.get(&donor).is_some_and(|until| until + GRACE_NS >= since)
@@ -137,12 +152,28 @@ impl Verdict {
 
     /// Whether anyone may have trouble with the donor at some time from `since` on.
     pub(crate) fn is_in_trouble(&self, donor: DonorId, since: Time) -> bool {
+        self.rotten.contains(&donor) || self.is_missing(donor, since)
+    }
+
+    /// Likewise, in this group of this volume: wrong bits are trouble only where they are.
+    pub(crate) fn is_in_trouble_in(
+        &self,
+        donor: DonorId,
+        (volume, group): (VolumeId, usize),
+        since: Time,
+    ) -> bool {
+        self.flipped.contains(&(donor, volume, group))
+            || self.unreadable.contains(&donor)
+            || self.is_missing(donor, since)
+    }
+
+    /// Beside what is wrong in its memory.
+    fn is_missing(&self, donor: DonorId, since: Time) -> bool {
         let late = |until: &Time| until + GRACE_NS >= since;
         let slow = self.slow_links.iter().map(|(link, (_, until))| (link, until));
         let links = slow.chain(&self.link_trouble);
         self.dead.contains_key(&donor)
             || self.away.contains(&donor)
-            || self.rotten.contains(&donor)
             || self.stale.contains(&donor)
             || self.donor_trouble.get(&donor).is_some_and(late)
             || self.is_slow(donor, since)
@@ -243,11 +274,15 @@ pub(crate) fn groups_of(map: &VolumeMap, offset: u64, len: u64) -> std::ops::Ran
 /// Whether more slots of one of the groups are out of reach than its parity covers.
 pub(crate) fn is_short(
     map: &VolumeMap,
-    groups: std::ops::Range<usize>,
+    mut groups: std::ops::Range<usize>,
     out: impl Fn(DonorId) -> bool,
 ) -> bool {
-    map.groups[groups].iter().any(|group| {
-        let lost = group.slots.iter().filter(|slot| slot.held.is_none_or(|held| out(held.donor))).count();
-        lost > map.redundancy.parity as usize
-    })
+    groups.any(|group| is_short_in(map, group, &out))
+}
+
+/// Whether so many of this group are.
+pub(crate) fn is_short_in(map: &VolumeMap, group: usize, out: impl Fn(DonorId) -> bool) -> bool {
+    let slots = map.groups[group].slots.iter();
+    let lost = slots.filter(|slot| slot.held.is_none_or(|held| out(held.donor))).count();
+    lost > map.redundancy.parity as usize
 }

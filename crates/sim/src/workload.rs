@@ -3,16 +3,16 @@
 //! Owns: the requests (sizes, places, kinds) and the rules for their completion: once, by the deadline, right
 //! bytes, and an error only where `verdict` excuses one. Never: faults.
 
+use crate::bugs::Bug;
 use crate::bytes::{SECTOR, sectors};
 use crate::client::{Phase, ReadStream, Slot, Tick};
 use crate::oracle::{POISON, written};
-use crate::plan::Bug;
 use crate::redundancy::is_degraded;
 use crate::together::REMEMBERED_NS;
-use crate::verdict::{Run, groups_of, holders, is_short, runs_of};
+use crate::verdict::{groups_of, holders, is_short};
 use crate::world::{ClientEv, Ev, World, say};
 use cheetah_core::limits::{AHEAD_KEEP_NS, BLOCK_BYTES, EXTENT_BYTES, REQUEST_DEADLINE_NS};
-use cheetah_core::map::{BadRange, DonorId, VolumeMap};
+use cheetah_core::map::{DonorId, VolumeMap};
 use cheetah_core::units::Time;
 use cheetah_core::volume::{Event, Op, Request, StatusRun, VolumeError};
 use std::collections::BTreeSet;
@@ -75,7 +75,9 @@ impl World {
         };
         let grain = if self.rng.percent(50) { 4096 } else { SECTOR };
         // Where requests meet: a few hot places, the edges of extents and of the volume, or anywhere.
+        let aimed = self.aim_at_rot(c);
         let around = match self.rng.below(6) {
+            _ if aimed.is_some() => aimed.unwrap_or_default(),
             0 => self.rng.below(size),
             1 => size,
             2 => self.rng.below(size / EXTENT_BYTES + 1) * EXTENT_BYTES,
@@ -431,11 +433,20 @@ impl World {
                 self.count("requests that timed out");
                 Ok(())
             }
+            VolumeError::Corrupt if self.has_rotted(c, request) => {
+                self.count("errors of what flipped and had no other copy");
+                Ok(())
+            }
             // It is asked for again, and a bit may flip each time.
             VolumeError::Corrupt
-                if self.has_rotted(c, request)
-                    || concerned.iter().any(|donor| self.verdict.may_be_passed_over(c, *donor, since)) =>
+                if self.plan.flips_per_million > 0
+                    && concerned.iter().any(|donor| self.verdict.is_link_slow(c, *donor, since)) =>
             {
+                Ok(())
+            }
+            // Its slot was moved.
+            VolumeError::DonorLost if self.has_rotted(c, request) && self.is_recorded_bad(c, request) => {
+                self.count("errors of what flipped and was recorded as lost");
                 Ok(())
             }
             // A disk without room is in trouble, too.
@@ -481,35 +492,6 @@ impl World {
         let epoch = client.machine.as_ref().map_or(0, |machine| machine.map().epoch);
         let stored = client.volume.and_then(|volume| self.stored_map(volume));
         client.read_only && stored.is_some_and(|map| epoch < map.epoch)
-    }
-
-    fn has_rotted(&self, c: usize, request: Request) -> bool {
-        let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return false };
-        let mut runs = runs_of(map, request.offset, request.len.into()).into_iter();
-        let blocks = |run: &Run| run.from / BLOCK_BYTES..(run.from + run.len).div_ceil(BLOCK_BYTES);
-        let rotted = |run: &Run, block| (map.volume, run.group, run.slot, block);
-        runs.any(|run| blocks(&run).any(|block| self.verdict.rotted.contains(&rotted(&run, block))))
-    }
-
-    /// Whole blocks that were written again are right again.
-    fn forget_rotted(&mut self, c: usize, request: Request) {
-        let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return };
-        for run in runs_of(map, request.offset, request.len.into()) {
-            for block in run.from.div_ceil(BLOCK_BYTES)..(run.from + run.len) / BLOCK_BYTES {
-                self.verdict.rotted.remove(&(map.volume, run.group, run.slot, block));
-            }
-        }
-    }
-
-    /// Whether a part of it is recorded as lost.
-    fn is_recorded_bad(&self, c: usize, request: Request) -> bool {
-        let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return false };
-        let narrow = |at: u64| u32::try_from(at).expect("inside an extent");
-        runs_of(map, request.offset, request.len.into()).into_iter().any(|run| {
-            let (from, to) = (narrow(run.from), narrow(run.from + run.len));
-            let here = |bad: &BadRange| bad.reaches(run.group as u32, run.slot as u32, from, to);
-            map.bad.iter().any(here)
-        })
     }
 
     /// With redundancy a request fails only when more donors of a group are out of reach than its parity

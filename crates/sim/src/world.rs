@@ -6,6 +6,7 @@
 //! every choice comes from the one stream of the seed. Tests: `tests/determinism.rs`.
 
 use crate::Setup;
+use crate::bugs::Bug;
 use crate::client::{Client, Tick};
 use crate::contents::Contents;
 use crate::coordinator::CoordinatorHost;
@@ -15,7 +16,7 @@ use crate::load::Loads;
 use crate::network::Network;
 use crate::on_disk::DiskEv;
 use crate::oracle::{Oracle, Order};
-use crate::plan::{Bug, Plan};
+use crate::plan::Plan;
 use crate::rng::Rng;
 use crate::stats::Stats;
 use crate::verdict::Verdict;

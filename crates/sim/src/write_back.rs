@@ -4,10 +4,10 @@
 //! says. Never: when, or which blocks are stale. Invariant: a write lands as a whole or not at all.
 
 use crate::auths::{content_sum, known, noted_in};
+use crate::bugs::Bug;
 use crate::bytes::{BLOCK, sectors, sum};
 use crate::donor::DonorHost;
 use crate::on_disk::{DiskEv, Step, blocks_of};
-use crate::plan::Bug;
 use crate::wire::DonorEnd;
 use crate::world::{DonorEv, Ev, World, say};
 use cheetah_core::disk::{Held, Landed, Next, Write, WriteBack};

@@ -4,8 +4,8 @@
 //! (`core::filling`). Key rule: nothing is read at the source that donors hold.
 
 use super::{Client, Ev, FILLER, Job, WORKERS, World};
+use crate::bugs::Bug;
 use crate::bytes::{BLOCK, sectors};
-use crate::plan::Bug;
 use cheetah_core::filling::{Answer, Fetched, Order, PIECE_BYTES, Work};
 use cheetah_core::limits::{BLOCK_BYTES, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::{Backing, Filler};

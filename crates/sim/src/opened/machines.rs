@@ -4,8 +4,8 @@
 //! is read at the source (`filling`), or what goes wrong (`faults`).
 
 use super::{Ev, FILLER, Sent, World, source_byte};
+use crate::bugs::Bug;
 use crate::bytes::{BLOCK, SECTOR, sectors};
-use crate::plan::Bug;
 use cheetah_core::filling::PIECE_BYTES;
 use cheetah_core::layout::{Scatter, layer_of};
 use cheetah_core::limits::{BLOCK_BYTES, EXTENT_BYTES, REQUEST_DEADLINE_NS, SECOND_NS};

@@ -12,8 +12,8 @@ mod faults;
 mod filling;
 mod machines;
 
+use crate::bugs::Bug;
 use crate::bytes::{BLOCK, SECTOR, sectors};
-use crate::plan::Bug;
 use crate::rng::Rng;
 use crate::stats::Stats;
 use crate::{Outcome, Setup, contradiction};

@@ -5,10 +5,10 @@
 
 use super::Choices;
 use super::legacy::{Fate, Legacy, Truth, content};
+use crate::bugs::Bug;
 use crate::bytes::{BLOCK, SECTOR, Sums, sectors};
 use crate::memory::ClientMemory;
 use crate::network::Awaited;
-use crate::plan::Bug;
 use cheetah_core::donor::Ticket;
 use cheetah_core::limits::{BLOCK_BYTES, CONNECT_DEADLINE_NS, MILLISECOND_NS, SECOND_NS};
 use cheetah_core::map::DonorId;

@@ -15,7 +15,8 @@
 mod legacy;
 mod life;
 
-use crate::plan::{Bug, Layout};
+use crate::bugs::Bug;
+use crate::plan::Layout;
 use legacy::Legacy;
 use life::{End, live};
 use std::collections::HashSet;
