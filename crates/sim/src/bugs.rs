@@ -57,6 +57,12 @@ pub enum Bug {
     TornForWhole,
     /// A donor says that it has undone a write, and has not.
     UndoForgotten,
+    /// A new writer takes no write for landed: rows that fit are undone or given up.
+    WholeRowGivenUp,
+    /// What completes a block that is written in part is not checked.
+    PartialSigned,
+    /// What is copied to a new place is not held to the checksums of the old one.
+    MoveLosesContext,
     /// The client does not hear what donors find wrong of what they hold.
     VerifyIgnored,
     /// A donor of a disk that comes back holds again what it missed writes of.
@@ -88,7 +94,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    pub const ALL: [Bug; 38] = [
+    pub const ALL: [Bug; 41] = [
         Bug::IgnoreSessions,
         Bug::SkipWipe,
         Bug::AckEarly,
@@ -113,6 +119,9 @@ impl Bug {
         Bug::DigestIgnored,
         Bug::TornForWhole,
         Bug::UndoForgotten,
+        Bug::WholeRowGivenUp,
+        Bug::PartialSigned,
+        Bug::MoveLosesContext,
         Bug::VerifyIgnored,
         Bug::DiskBelieved,
         Bug::FlushIgnored,
@@ -156,6 +165,9 @@ impl Bug {
             Bug::DigestIgnored => "digest-ignored",
             Bug::TornForWhole => "torn-for-whole",
             Bug::UndoForgotten => "undo-forgotten",
+            Bug::WholeRowGivenUp => "whole-row-given-up",
+            Bug::PartialSigned => "partial-signed",
+            Bug::MoveLosesContext => "move-loses-context",
             Bug::VerifyIgnored => "verify-ignored",
             Bug::DiskBelieved => "disk-believed",
             Bug::FlushIgnored => "flush-ignored",
@@ -178,10 +190,11 @@ impl Bug {
     pub fn runs(self) -> Setup {
         let only = match self {
             Bug::RefusalUnheard => Some(Fault::KillTwo),
-            Bug::TornForWhole | Bug::UndoForgotten => Some(Fault::EndTogether),
+            Bug::TornForWhole | Bug::UndoForgotten | Bug::WholeRowGivenUp => Some(Fault::EndTogether),
             Bug::ContextIgnored | Bug::VerifyIgnored | Bug::LossNotRecorded | Bug::DigestIgnored => {
                 Some(Fault::Rot)
             }
+            Bug::PartialSigned | Bug::MoveLosesContext => Some(Fault::Rot),
             Bug::LoadToldAhead | Bug::LoadForgotten | Bug::ResumeSkips => Some(Fault::EndLoad),
             Bug::AbsentAsZero | Bug::DroppedAsZero => Some(Fault::Opened),
             Bug::DroppedWhileWritten | Bug::LateFill => Some(Fault::Opened),

@@ -7,12 +7,14 @@
 
 use crate::bugs::Bug;
 use crate::bytes::{BLOCK, SECTOR, sum};
+use crate::client::Slot;
 use crate::network::{Awaited, ToDonor};
+use crate::verdict::runs_of;
 use crate::wire::{Body, Taking, answer_in_bytes, cut, wired_len};
 use crate::world::{ClientEv, Ev, World, say};
-use cheetah_core::limits::MILLISECOND_NS;
+use cheetah_core::limits::{BLOCK_BYTES, MILLISECOND_NS};
 use cheetah_core::map::DonorId;
-use cheetah_core::volume::{Event, Key, PartError, PartOp};
+use cheetah_core::volume::{Event, Fragment, Key, Mem, PartError, PartOp, Request};
 use cheetah_nbd::StateFlags;
 use cheetah_nbd::client::{Answer, Take};
 use cheetah_terms::client::answered;
@@ -48,6 +50,36 @@ impl World {
             self.after(0, Ev::Client(c, ClientEv::AckEarly(part)));
         }
         Ok(())
+    }
+
+    /// For a planted bug: it reads what a write needs that begins or ends inside of a block.
+    fn completes_a_block(&self, c: usize, part: &Awaited) -> bool {
+        let ends = |request: &Request| [request.offset, request.offset + u64::from(request.len)];
+        let writes = self.clients[c].slots.values().filter(|slot| slot.version.is_some());
+        let cut = writes.flat_map(|slot| ends(&slot.request)).filter(|at| !at.is_multiple_of(BLOCK_BYTES));
+        let touched = |at: u64| self.touches(c, part, at, 1);
+        matches!(part.mem, Mem::Scratch(_)) && cut.into_iter().any(touched)
+    }
+
+    /// Likewise: what a slot is to be filled with, and no request is about.
+    fn is_for_a_move(&self, c: usize, part: &Awaited) -> bool {
+        let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return false };
+        let group = map.groups.get(part.fragment.group as usize);
+        let fills = group.is_some_and(|group| group.slots.iter().any(|slot| slot.filling.is_some()));
+        let asked = |slot: &Slot| self.touches(c, part, slot.request.offset, slot.request.len.into());
+        fills && matches!(part.mem, Mem::Scratch(_)) && !self.clients[c].slots.values().any(asked)
+    }
+
+    /// Whether these bytes of its volume are in what a part is of.
+    fn touches(&self, c: usize, part: &Awaited, offset: u64, len: u64) -> bool {
+        let Some(map) = self.clients[c].machine.as_ref().map(|machine| machine.map()) else { return false };
+        let Fragment { group, slot, local } = part.fragment;
+        let (from, to) = (u64::from(local), u64::from(local) + u64::from(part.scatter.len));
+        let len = len.min(map.size.saturating_sub(offset));
+        runs_of(map, offset, len).into_iter().any(|run| {
+            let column = map.redundancy.data == 1 || run.slot == slot as usize;
+            column && run.group == group as usize && run.from < to && from < run.from + run.len
+        })
     }
 
     fn skips_parity(&self, c: usize, part: &Awaited) -> bool {
@@ -192,6 +224,12 @@ impl World {
         if answer.abandoned {
             return Ok(());
         }
+        let unchecked = match self.bug {
+            Some(Bug::ChecksumIgnored) => true,
+            Some(Bug::PartialSigned) => self.completes_a_block(c, &awaited),
+            Some(Bug::MoveLosesContext) => self.is_for_a_move(c, &awaited),
+            _ => false,
+        };
         let client = &mut self.clients[c];
         client.memory.end_part(part.to_u64());
         client.sent.remove(&part.to_u64());
@@ -204,8 +242,12 @@ impl World {
             answer.ledger = None;
             answer.status.iter_mut().for_each(|run| run.flags = StateFlags::EMPTY);
         }
+        if self.bug == Some(Bug::WholeRowGivenUp) {
+            let entries = answer.ledger.iter_mut().flat_map(|(_, entries)| entries);
+            entries.for_each(|entry| entry.landed = false);
+        }
         let wrong = match (answer.error, awaited.op) {
-            (None, PartOp::Read) if self.bug != Some(Bug::ChecksumIgnored) => {
+            (None, PartOp::Read) if !unchecked => {
                 let ignored = self.bug == Some(Bug::ContextIgnored);
                 client.memory.wrong_blocks(&awaited, if ignored { &[] } else { &answer.sums })?
             }

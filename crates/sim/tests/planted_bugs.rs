@@ -123,6 +123,21 @@ fn a_donor_that_undoes_nothing() {
 }
 
 #[test]
+fn a_writer_that_gives_up_rows_that_fit() {
+    is_found(Bug::WholeRowGivenUp);
+}
+
+#[test]
+fn a_write_of_a_part_that_signs_a_wrong_block() {
+    is_found(Bug::PartialSigned);
+}
+
+#[test]
+fn a_move_that_loses_checksums() {
+    is_found(Bug::MoveLosesContext);
+}
+
+#[test]
 fn a_client_that_does_not_hear_what_donors_find_wrong() {
     is_found(Bug::VerifyIgnored);
 }
