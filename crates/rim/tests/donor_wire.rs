@@ -29,6 +29,7 @@ over_each_transport!(
     replies_that_leave_together_are_what_was_asked_for,
     a_client_that_numbers_its_writes_is_told_which_are_not_known_to_be_complete,
     what_a_write_covered_comes_back_while_it_is_not_known_to_be_complete,
+    what_a_write_covered_comes_back_when_it_is_cut_off,
 );
 
 fn what_changes_data_marks_and_the_second_flush_forgets(over: &Transport) {
@@ -153,6 +154,46 @@ fn what_a_write_covered_comes_back_while_it_is_not_known_to_be_complete(over: &T
     assert_eq!(next.done(Command::Write, 0, 4096), None);
     say(&mut next, 7, 7, true);
     assert_eq!(next.done(Command::Undo, 0, 4096), Some(Errno::NotSup), "it is complete");
+}
+
+fn what_a_write_covered_comes_back_when_it_is_cut_off(over: &Transport) {
+    let donor = donor(over);
+    let mut writer = Client::connect(&donor, false, true);
+    assert_eq!(writer.done(Command::Write, 0, 8192), None);
+    let cut_off = |mut client: Client, keep| {
+        let mark = Mark { number: 7, targets: 0b11, complete: 0, keep };
+        let (command, cookie, length) = (Command::Write, 1, 12288);
+        let write = RequestHeader { flags: CmdFlags::EMPTY, command, cookie, offset: 0, length };
+        client
+            .stream
+            .write_all(&[&mark.header().encode()[..], &write.encode(), &[9; 6000]].concat())
+            .unwrap();
+    };
+    let comes_to_read = |expected: [u8; 3]| {
+        let mut client = Client::connect(&donor, false, true);
+        let mut read = |offset: u64| {
+            client.send(Command::Read, CmdFlags::EMPTY, offset, 4096);
+            client.data(1, offset, 4096)[17]
+        };
+        let mut found = [0; 3];
+        for _ in 0..500 {
+            found = [0, 4096, 8192].map(&mut read);
+            if found == expected {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert_eq!(found, expected);
+    };
+    cut_off(writer, false);
+    comes_to_read([9, 9, 0]);
+    assert_eq!(Client::connect(&donor, false, true).done(Command::Write, 0, 8192), None);
+    comes_to_read([7, 7, 0]);
+    let marks = Client::connect(&donor, false, true);
+    cut_off(marks, true);
+    // It may not have come yet.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    comes_to_read([7, 7, 0]);
 }
 
 fn a_client_that_numbers_its_writes_is_told_which_are_not_known_to_be_complete(over: &Transport) {

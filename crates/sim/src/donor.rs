@@ -318,29 +318,32 @@ impl World {
         self.end_conn(d, id);
     }
 
-    /// What has landed of a write that is cut off is signed as it lies there.
-    fn sign_what_is_cut_off(&mut self, d: usize, id: u64) {
-        let end = self.network.conns.get(&id).and_then(|conn| conn.donor_end.as_ref());
-        let Some(end) = end.filter(|end| end.write.is_some_and(|write| write.refused.is_none())) else {
+    /// What a write that is cut off covered is put back where it is kept; else what landed is signed as it
+    /// lies there.
+    fn settle_what_is_cut_off(&mut self, d: usize, id: u64) {
+        let Some(conn) = self.network.conns.get(&id) else { return };
+        let Some((grant, end)) = conn.grant.as_ref().zip(conn.donor_end.as_ref()) else { return };
+        let Some(write) = end.write.filter(|write| write.refused.is_none() && end.late.is_none()) else {
             return;
         };
-        if let Some(payload) = end.transmission.payload() {
-            let at = usize::try_from(payload.header.offset).expect("inside of the memory");
-            if end.late.is_some() {
-                return;
-            }
-            if self.donors[d].disk.is_some() {
-                return self.donors[d].cut_on_disk(at, payload.header.length as usize);
-            }
-            // A part cannot be held to the digest of the whole: flips in what is cut off are not played.
-            let landed = at..at + payload.at;
-            self.right_what_is_cut_off(d, landed.clone());
-            self.donors[d].memory.sign(at, landed.len());
+        let Some(payload) = end.transmission.payload() else { return };
+        let at = usize::try_from(payload.header.offset).expect("inside of the memory");
+        let (landed, donor) = (at..at + payload.at, &mut self.donors[d]);
+        if donor.disk.is_some() {
+            return donor.cut_on_disk(at, payload.header.length as usize);
         }
+        let listed = donor.ledgers.get_mut(&grant.volume).zip(write.ticket);
+        if let Some((from, kept)) = listed.and_then(|(ledger, ticket)| ledger.cut_off(ticket)) {
+            donor.memory.put_back(sectors(from), &kept);
+            return self.count("writes that were cut off and undone");
+        }
+        // A part cannot be held to the digest of the whole: flips in what is cut off are not played.
+        self.right_what_is_cut_off(d, landed.clone());
+        self.donors[d].memory.sign(at, landed.len());
     }
 
     fn end_conn(&mut self, d: usize, id: u64) {
-        self.sign_what_is_cut_off(d, id);
+        self.settle_what_is_cut_off(d, id);
         if self
             .network
             .conns

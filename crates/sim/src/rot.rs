@@ -166,7 +166,9 @@ impl World {
         }
     }
 
-    /// What landed of a write that is cut off is taken as it came.
+    /// What landed of a write that is cut off, where nothing is kept of what it covered, is taken as it came:
+    /// its client said what all of it is, and not what each block is. What was there, which may have been
+    /// acknowledged, is gone, so an error in its place would be no better.
     pub(crate) fn right_what_is_cut_off(&mut self, d: usize, range: Range<usize>) {
         let memory = &mut self.donors[d].memory;
         let flipped = |rot: &&Rot| rot.donor == d && rot.part.is_some() && range.contains(&rot.at);

@@ -29,6 +29,7 @@ pub const COVERAGE: &[&str] = &[
     "bytes that came late on an old connection",
     "writes torn by a lost connection",
     "writes undone",
+    "writes that were cut off and undone",
     "write attempts of a read-only attachment",
     "fault: connection lost",
     "fault: connection stalled",

@@ -138,6 +138,16 @@ impl<B: Before> Ledger<B> {
         }
     }
 
+    /// No more comes of it, and not all of it did: what it covered, with its place, to be put back. Then it is
+    /// undone. `None`, and nothing is changed: that is not kept.
+    pub fn cut_off(&mut self, Ticket(ticket): Ticket) -> Option<(u64, B)> {
+        let at = usize::try_from(ticket.checked_sub(self.first)?).ok()?;
+        let entry = self.entries.get_mut(at).filter(|entry| !entry.write.landed)?;
+        let before = entry.before.take()?;
+        entry.undone = true;
+        Some((entry.write.from, before))
+    }
+
     /// The client says that all writes up to this number are complete everywhere.
     pub fn settle(&mut self, complete: u64) {
         self.complete = self.complete.max(complete);
@@ -342,6 +352,25 @@ mod tests {
         assert_eq!(ledger.within(0, 12288).count(), 2, "nothing was changed");
         assert!(ledger.forget_oldest() && !ledger.forget_oldest());
         assert_eq!(ledger.undo(7, 0, 4096), None);
+    }
+
+    #[test]
+    fn a_write_that_is_cut_off_is_undone() {
+        let mut ledger = Ledger::default();
+        let first = ledger.begin(mark(7, 0), 0, 4096, was("a"), nothing);
+        let second = ledger.begin(mark(8, 0), 4096, 8192, was("bc"), nothing);
+        let third = ledger.begin(mark(9, 0), 16384, 4096, None, nothing);
+        ledger.landed(first);
+        assert_eq!(ledger.cut_off(first), None, "all of it is there");
+        assert_eq!(ledger.cut_off(second), Some((4096, Was("bc".into()))));
+        assert_eq!((ledger.cut_off(second), ledger.cut_off(third)), (None, None), "nothing is kept");
+        assert_eq!(numbers(&ledger), [(7, true), (9, false)]);
+        assert_eq!(ledger.undo(8, 4096, 12288), Some(vec![]), "asked again");
+        // It is sent again.
+        ledger.begin(mark(8, 0), 4096, 8192, was("bc"), nothing);
+        assert_eq!(ledger.undo(8, 4096, 12288), Some(vec![(4096, Was("bc".into()))]));
+        ledger.settle(9);
+        assert_eq!(ledger.cut_off(third), None, "it is complete");
     }
 
     #[test]

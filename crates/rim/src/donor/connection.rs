@@ -9,8 +9,8 @@
 //! arena, so that what is wiped there is nowhere else. One receive takes all the requests that are there, one
 //! send (`sending`) answers them all: at 4 KiB and depth 64 that is a factor of 6. Write payloads land in the
 //! arena directly. Called by `donor`. Parts: `layered` (volumes that are larger than their memory), `late`
-//! (writes that are in memory before they are on a disk), `telling` (what the memory is like), `whole`
-//! (writes of encrypted ones). Tests:
+//! (writes that are in memory before they are on a disk), `telling` (what the memory is like), `undoing` (what
+//! writes covered), `whole` (writes of encrypted ones). Tests:
 //! `tests/donor_wire.rs`, `tests/donor_export.rs`.
 //! One of the named modules that may use unsafe (vectored I/O on arena addresses).
 #![allow(unsafe_code)]
@@ -18,6 +18,7 @@
 mod late;
 mod layered;
 mod telling;
+mod undoing;
 mod whole;
 
 use super::Lent;
@@ -152,15 +153,19 @@ pub(super) struct Connection<'a> {
 }
 
 impl Drop for Connection<'_> {
-    /// A write that was cut off has landed in part. Its bytes count as written: hidden in an absent block,
-    /// they would come to light behind a later zero that found nothing to do.
+    /// A write that was cut off has landed in part. What it covered is put back where it is kept. Else its
+    /// bytes count as written: hidden in an absent block, they would come to light behind a later zero that
+    /// found nothing to do.
     fn drop(&mut self) {
         if let (Some(payload), Some(begun)) = (self.requests.payload(), self.write.begun) {
             let landed = self.write.whole.as_ref().map_or(payload.at as u64, WholeBlocks::landed);
             self.keep_auths(landed);
             match &mut self.on_disk {
                 Some(on_disk) => on_disk.cut_off(self.arena, begun),
-                None => drop(self.arena.wrote(begun, landed, self.write.room.take(), None)),
+                None => {
+                    let landed = if self.puts_back() { 0 } else { landed };
+                    self.arena.wrote(begun, landed, self.write.room.take(), None);
+                }
             }
         }
         wipe(std::mem::take(&mut self.partial));
@@ -494,24 +499,6 @@ impl<'a> Connection<'a> {
         self.arena.zero(offset, len, keep);
         self.landed(ticket);
         self.sending.outbox.done(header.cookie);
-    }
-
-    /// Puts back what the write of the last mark covered.
-    fn undo(&mut self, header: &RequestHeader) {
-        let RequestHeader { cookie, offset, length, .. } = *header;
-        self.work_bytes += u64::from(length);
-        let number = self.mark.map_or(0, |mark| mark.number);
-        if let (0, Some(on_disk)) = (number, &self.on_disk) {
-            on_disk.disk().adopt(offset, length.into());
-            return self.sending.outbox.done(cookie);
-        }
-        let end = offset + u64::from(length);
-        let pieces = self.ledger.as_ref().and_then(|ledger| locked(ledger).undo(number, offset, end));
-        let Some(pieces) = pieces else { return self.sending.outbox.error(cookie, Errno::NotSup, "") };
-        // For who reads beside it; to a next writer it is as if nothing had been written.
-        self.arena.dirty().mark(offset, length.into());
-        pieces.iter().for_each(|(at, kept)| self.arena.put_back(*at, kept));
-        self.sending.outbox.done(cookie);
     }
 
     /// Where in the arena what the client calls by this address lies.
