@@ -289,3 +289,36 @@ fn a_pass_ends_when_what_it_found_is_healed_or_cannot_be_for_want_of_the_lease()
     assert!(!world.volume.scrubbed().is_under_way, "nobody here can heal it any more");
     assert_eq!(world.volume.scrubbed().wrong.len(), 1);
 }
+
+/// Who holds what it would take is not there, and may come back; a tool reads the block all the time.
+#[test]
+fn a_pass_ends_though_a_block_that_cannot_be_healed_is_met_again_and_again() {
+    let mut world = World::new(wide(Redundancy { data: 3, parity: 1 }), false);
+    (1..=3).for_each(|donor| world.open(DonorId(donor)));
+    world.refuse(DonorId(4));
+    world.effects.clear();
+    world.step(Event::Scrub(Scope::All));
+    let begun = world.now;
+    while world.volume.scrubbed().is_under_way {
+        assert!(world.now < begun + REQUEST_DEADLINE_NS + 5 * SECOND_NS, "it does not end");
+        world.submit(Op::Read, 0, BLOCK);
+        for sent in world.sent() {
+            let is_wrong = sent.donor == DonorId(1) && sent.address == 0;
+            let answer = match sent.op {
+                PartOp::Read if is_wrong => Err(PartError::Corrupt { blocks: 1, forged: false }),
+                PartOp::Verify if is_wrong => Ok(vec![
+                    StatusRun { len: BLOCK, hole: false },
+                    StatusRun { len: sent.len - BLOCK, hole: true },
+                ]),
+                PartOp::Verify => Ok(vec![StatusRun { len: sent.len, hole: true }]),
+                _ => Ok(vec![]),
+            };
+            world.answer(sent.part, answer);
+        }
+        world.serve_checks();
+        world.now += SECOND_NS / 10;
+        world.step(Event::Wake);
+    }
+    let found = world.volume.scrubbed();
+    assert_eq!((found.passes, found.donors[&DonorId(1)].blocks_wrong), (1, 1));
+}

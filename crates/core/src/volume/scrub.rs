@@ -29,6 +29,8 @@ pub(super) struct Scrubbing {
     looks_again: bool,
     /// When the next pass begins; 0: not yet known.
     next_pass: Time,
+    /// How much was healed so far, and since when that has not grown.
+    healed: (u64, Time),
 }
 
 #[derive(Debug, Default)]
@@ -83,8 +85,10 @@ impl Scrubbing {
         }
     }
 
-    /// `heals`: something wrong is still to be put right; a pass has not come to its end before.
-    pub(super) fn start(&mut self, base: &mut Base, heals: bool) {
+    /// `heals`: something wrong is still to be put right, and a pass has not come to its end before. What
+    /// cannot be put right, and is read again and again, is waited for no longer than a request would be.
+    /// `compares`: nor has it while fragments are compared.
+    pub(super) fn start(&mut self, base: &mut Base, heals: bool, compares: bool) {
         let writes = !base.shape.read_only && !base.lease_lost;
         if self.next_pass == 0 {
             self.next_pass = base.now + SCRUB_EVERY_NS;
@@ -105,7 +109,12 @@ impl Scrubbing {
                 base.add_job(None, Work::Scrub { slot, turn: *donor }, group, from, hi);
             }
         }
-        if !heals && self.turns.values().all(|turn| turn.open == 0 && turn.left.is_empty()) {
+        let looked_at_all = self.turns.values().all(|turn| turn.open == 0 && turn.left.is_empty());
+        if !looked_at_all || self.healed.0 != base.tally.healed {
+            self.healed = (base.tally.healed, base.now);
+        }
+        let in_vain = self.healed.1 + REQUEST_DEADLINE_NS <= base.now;
+        if looked_at_all && !compares && (!heals || in_vain) {
             self.turns.clear();
             self.found.passes += u64::from(std::mem::take(&mut self.found.is_under_way));
         }

@@ -165,8 +165,8 @@ pub(super) fn keep_up(base: &mut Base, resync: &mut Resync, upkeep: &mut Upkeep)
     }
     if base.doubts.stage == Stage::Serving {
         let compares = base.shape.map.seal().is_some() && !upkeep.comparing.is_idle();
-        let heals = writes && (compares || !upkeep.healing.is_idle());
-        upkeep.scrubbing.start(base, heals);
+        let heals = writes && !upkeep.healing.is_idle();
+        upkeep.scrubbing.start(base, heals, writes && compares);
         if writes {
             upkeep.start(base);
         }
