@@ -88,6 +88,8 @@ pub fn word(content: &Content) -> String {
     }
     if content.sealed.is_some() {
         said.push_str(", sealed");
+    } else if load.unsealed.is_some() {
+        said.push_str(", NOT SEALED");
     }
     said
 }
@@ -186,6 +188,9 @@ pub fn lines(content: &Content, unreadable: &[LostRange]) -> Vec<String> {
     lines.extend(
         load.changed.iter().map(|how| format!("            the source changed while it was read: {how}")),
     );
+    lines.extend(
+        load.unsealed.iter().map(|why| format!("            it was to be sealed, and is NOT: {why}")),
+    );
     lines.extend(load.on_disk.iter().flat_map(|on_disk| on_disk::lines(on_disk)));
     lines.extend(content.written.iter().map(|written| format!("written     {}", since(written))));
     let line = |range| format!("unreadable  {range}: the source could not be read there");
@@ -236,6 +241,7 @@ mod tests {
             sha256: None,
             check: Check::Same,
             changed: None,
+            unsealed: None,
             unreadable: Vec::new(),
             on_disk: None,
             memory: None,
@@ -261,6 +267,17 @@ mod tests {
         }
         (content.state, content.written) = (ContentState::Incomplete, None);
         assert_eq!(word(&content), "INCOMPLETE, 25 %, bad sectors");
+    }
+
+    #[test]
+    fn what_is_not_sealed_though_it_was_to_be_says_why() {
+        let mut content = loaded();
+        if let Some(load) = &mut content.load {
+            load.unsealed = Some("the disk does not have the MD5 that the image claims".into());
+        }
+        assert_eq!(word(&content), "loaded, verified, NOT SEALED");
+        let said = lines(&content, &[]).join("\n");
+        assert!(said.contains("and is NOT: the disk does not have the MD5 that the image claims"), "{said}");
     }
 
     #[test]

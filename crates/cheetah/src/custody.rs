@@ -233,6 +233,7 @@ pub fn said(event: &Event) -> String {
         Event::Sealed { holder, blake3, sha256 } => {
             format!("sealed by {holder}; BLAKE3 {blake3}, SHA-256 {sha256}")
         }
+        Event::NotSealed { why } => format!("NOT sealed, as it was to be: {why}"),
         Event::OverlayMade { overlay } => {
             format!("overlay {overlay} was made over it, and holds what tools change")
         }

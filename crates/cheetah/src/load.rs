@@ -354,7 +354,8 @@ impl Loading {
     ) -> Result<(), Broken> {
         let Hashes { md5, sha256, .. } = hashes.clone();
         let (unreadable, changed) = (self.progress.unreadable(), changed.cloned());
-        let loaded = Some(Box::new(Loaded { md5, sha256, check, changed, unreadable }));
+        let unsealed = None;
+        let loaded = Some(Box::new(Loaded { md5, sha256, check, changed, unsealed, unreadable }));
         let news = Tell { loaded, on_disk: self.on_disk.clone(), ..Tell::default() };
         let Loading { lease, signals, .. } = self;
         tokio::select! {

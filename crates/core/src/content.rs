@@ -162,6 +162,9 @@ pub struct Load {
     /// How the source changed while it was read.
     #[serde(default)]
     pub changed: Option<String>,
+    /// Why it was not sealed at its end, though it was to be.
+    #[serde(default)]
+    pub unsealed: Option<String>,
     /// What could not be read of the source: it answers an error, and zeros stand for it in the hashes.
     #[serde(default)]
     pub unreadable: Vec<ByteRange>,
@@ -362,7 +365,8 @@ pub struct Tell {
     /// Who had it for writing is gone: whether it wrote is not known.
     #[serde(default)]
     pub unsure: bool,
-    /// The volume is sealed. Nothing else is told beside that.
+    /// The volume is sealed. Nothing else is told beside that but the end of its load: nobody finds the one
+    /// without the other.
     #[serde(default)]
     pub sealed: Option<Box<Sealing>>,
 }
@@ -379,6 +383,9 @@ pub struct Loaded {
     /// A sentence about how the source changed meanwhile. Absent: it did not.
     #[serde(default)]
     pub changed: Option<String>,
+    /// A sentence about why it is not sealed. Absent: it is not to be, or is.
+    #[serde(default)]
+    pub unsealed: Option<String>,
     /// All of it.
     #[serde(default)]
     pub unreadable: Vec<ByteRange>,

@@ -90,6 +90,11 @@ pub enum Event {
         /// The same.
         sha256: String,
     },
+    /// All of it is there, and it was not sealed, though it was to be.
+    NotSealed {
+        /// A sentence.
+        why: String,
+    },
     /// A volume was made to hold changes of it, which is not touched by them.
     OverlayMade {
         /// The name of that volume.

@@ -45,7 +45,7 @@ fn done(bytes: u64) -> Tell {
 
 fn loaded(check: Check) -> Tell {
     let (md5, sha256) = ("0".repeat(32), "a".repeat(64));
-    let loaded = Loaded { md5, sha256, check, changed: None, unreadable: Vec::new() };
+    let loaded = Loaded { md5, sha256, check, changed: None, unsealed: None, unreadable: Vec::new() };
     Tell { loaded: Some(Box::new(loaded)), ..Tell::default() }
 }
 

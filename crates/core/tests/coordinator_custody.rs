@@ -15,7 +15,7 @@ pub(crate) fn log(world: &mut World, name: &str) -> LogReport {
 }
 
 /// The names of what happened, of a log that is whole.
-fn events(log: &LogReport) -> Vec<String> {
+pub(crate) fn events(log: &LogReport) -> Vec<String> {
     let whole = check(&log.text()).expect("whole");
     assert_eq!(whole.head(), log.head);
     let name =

@@ -99,7 +99,8 @@ fn it_is_complete_when_that_is_told_and_only_then() {
     );
     assert_eq!(show(&mut world).map.unreadable.len(), 1, "an error to readers from now on");
     let (md5, sha256) = ("0".repeat(32), "a".repeat(64));
-    let loaded = Loaded { md5, sha256, check: Check::Same, changed: None, unreadable: vec![bad] };
+    let loaded =
+        Loaded { md5, sha256, check: Check::Same, changed: None, unsealed: None, unreadable: vec![bad] };
     tell(&mut world, lease.token, Tell { loaded: Some(Box::new(loaded)), ..Tell::default() });
     world.detach("v", lease.token).expect("given back");
     let whole = show(&mut world);
@@ -108,6 +109,26 @@ fn it_is_complete_when_that_is_told_and_only_then() {
     assert_eq!((whole.status.content.state, load.filling), (ContentState::Loaded, None));
     refused(fill(&mut world, 7), "nothing left to fill");
     assert!(world.donors.values().flat_map(|duties| &duties.volumes).all(|duty| duty.backed), "still");
+}
+
+/// What proves it is written as it is filled; of what is never whole nothing is.
+#[test]
+fn what_is_to_be_sealed_has_room_for_proofs_from_when_it_is_filled_on() {
+    let mut world = world();
+    let begin = |size: u64| {
+        let fill = Some(Fill { source: Source { size, ..source(7) }, from: FillFrom::Open });
+        Attach { fill, proofs: true, ..Attach::new(false, "eve") }
+    };
+    let lease = attach(&mut world, begin(SIZE)).expect("nobody fills it");
+    assert!(lease.map.proofs.is_some_and(|proofs| proofs.root.is_none()) && lease.map.check().is_ok());
+    assert!(lease.map.bytes() > SIZE && !lease.read_only);
+    world.detach("v", lease.token).expect("given back");
+    let next = attach(&mut world, begin(SIZE)).expect("nobody fills it");
+    assert_eq!(next.map.groups, lease.map.groups, "once is enough");
+    let mut world = World::with_donors(&[4, 4]);
+    world.ask(create_larger(9, 5 * E, None)).expect("made");
+    let lease = attach(&mut world, begin(9 * E)).expect("nobody fills it");
+    assert!(lease.map.layers() > 1 && lease.map.proofs.is_none());
 }
 
 #[test]
@@ -139,7 +160,8 @@ fn what_is_on_the_disk_is_bounded_and_stays_known() {
     let lease = fill(&mut world, 7).expect("nobody fills it");
     assert_eq!(known(&mut world), kept, "for the next one as well");
     let (md5, sha256) = ("0".repeat(32), "a".repeat(64));
-    let loaded = Loaded { md5, sha256, check: Check::Same, changed: None, unreadable: Vec::new() };
+    let loaded =
+        Loaded { md5, sha256, check: Check::Same, changed: None, unsealed: None, unreadable: Vec::new() };
     tell(&mut world, lease.token, Tell { loaded: Some(Box::new(loaded)), ..Tell::default() });
     world.detach("v", lease.token).expect("given back");
     assert_eq!(known(&mut world), kept, "when all is here");
@@ -240,6 +262,7 @@ fn a_volume_that_is_larger_than_its_memory_takes_that_and_no_more() {
         sha256: "0".repeat(64),
         check: Check::Same,
         changed: None,
+        unsealed: None,
         unreadable: Vec::new(),
     };
     let tell = Tell { loaded: Some(Box::new(loaded)), ..Tell::default() };

@@ -1,10 +1,11 @@
 //! Sealed volumes: who may do what to one, and what donors are told of it.
 
+use crate::coordinator_custody::{events, log};
 use crate::pool::{E, World, assert_refused, refused};
 use cheetah_core::api::{
     Answer, Attach, Attached, Call, Create, Refusal, RefusalCode, Size, Validation, WrappedKey,
 };
-use cheetah_core::content::{Check, Fill, FillFrom, Loaded, Sealing, Source, Tell};
+use cheetah_core::content::{Check, ContentState, Fill, FillFrom, Loaded, Sealing, Source, Tell};
 use cheetah_core::map::LeaseToken;
 use cheetah_core::proofs::{Root, Tree};
 
@@ -48,7 +49,8 @@ fn sealing(root: Root) -> Tell {
 
 fn loaded() -> Tell {
     let (md5, sha256) = ("0".repeat(32), "a".repeat(64));
-    let loaded = Loaded { md5, sha256, check: Check::Same, changed: None, unreadable: Vec::new() };
+    let loaded =
+        Loaded { md5, sha256, check: Check::Same, changed: None, unsealed: None, unreadable: Vec::new() };
     Tell { loaded: Some(Box::new(loaded)), ..Tell::default() }
 }
 
@@ -90,6 +92,46 @@ fn a_pool_without_room_says_so_by_the_map_and_lets_it_be_filled() {
     tell(&mut world, lease.token, loaded()).expect("told");
     let refusal = tell(&mut world, lease.token, sealing(ROOT)).expect_err("there is nothing to prove it by");
     assert!(refusal.message.contains("no room for the proofs"), "{}", refusal.message);
+}
+
+/// Told in one word, so that nobody who ends between two leaves one without the other; and told again, for
+/// the answer may be lost.
+#[test]
+fn the_end_of_a_load_and_its_seal_are_told_together() {
+    let mut world = world();
+    let lease = attach(&mut world, fill(FillFrom::Fresh)).expect("fresh");
+    let both = Tell { sealed: sealing(ROOT).sealed, ..loaded() };
+    for _ in 0..2 {
+        tell(&mut world, lease.token, both.clone()).expect("told");
+        let content = world.show("v").status.content;
+        assert_eq!(content.state, ContentState::Loaded);
+        assert_eq!(content.sealed.expect("sealed").root, ROOT);
+    }
+    let other = Tell { sealed: sealing(Root([8; 32])).sealed, ..loaded() };
+    let refusal = tell(&mut world, lease.token, other).expect_err("as something else");
+    assert!(refusal.message.contains("sealed already"), "{}", refusal.message);
+    let events = events(&log(&mut world, "v"));
+    assert!(events.ends_with(&["filled".into(), "sealed".into()]), "{events:?}");
+    assert_eq!(events.iter().filter(|event| *event == "sealed" || *event == "filled").count(), 2);
+}
+
+/// Why it is not, until it is.
+#[test]
+fn what_was_to_be_sealed_and_is_not_says_why() {
+    let mut world = world();
+    let lease = attach(&mut world, fill(FillFrom::Fresh)).expect("fresh");
+    let mut told = loaded();
+    let why = Some("the MD5 is another\u{1b}[2J".to_owned());
+    told.loaded.iter_mut().for_each(|loaded| loaded.unsealed.clone_from(&why));
+    tell(&mut world, lease.token, told).expect("told");
+    let unsealed = |world: &mut World| world.show("v").status.content.load.expect("its load").unsealed;
+    let said = unsealed(&mut world).expect("why");
+    assert!(said.starts_with("the MD5 is another") && !said.contains('\u{1b}'), "{said}");
+    assert_eq!(events(&log(&mut world, "v")).last().map(String::as_str), Some("not-sealed"));
+    world.detach("v", lease.token).expect("given back");
+    let lease = attach(&mut world, to_seal()).expect("nobody has it");
+    tell(&mut world, lease.token, sealing(ROOT)).expect("sealed");
+    assert_eq!(unsealed(&mut world), None);
 }
 
 #[test]

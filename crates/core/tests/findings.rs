@@ -199,6 +199,7 @@ fn what_is_lost_is_loaded_again_only_where_a_load_filled_it() {
         sha256: None,
         check: Check::Same,
         changed: None,
+        unsealed: None,
         unreadable: Vec::new(),
         on_disk: None,
         memory: None,

@@ -107,7 +107,7 @@ fn tell(word: Word, unreadable: Vec<ByteRange>) -> Tell {
         Word::Untouched => Tell { untouched: true, ..Tell::default() },
         Word::Loaded(check) => {
             let (md5, sha256) = (hash(32), hash(64));
-            let loaded = Loaded { md5, sha256, check, changed: None, unreadable };
+            let loaded = Loaded { md5, sha256, check, changed: None, unsealed: None, unreadable };
             Tell { loaded: Some(Box::new(loaded)), ..Tell::default() }
         }
     }

@@ -283,7 +283,14 @@ impl Running {
         };
         let (unreadable, changed) = (progress.bad.clone(), self.source.changed());
         let (md5, sha256) = (hashes.md5.clone(), hashes.sha256.clone());
-        let loaded = Loaded { md5, sha256, check, changed: changed.clone(), unreadable: unreadable.clone() };
+        let loaded = Loaded {
+            md5,
+            sha256,
+            check,
+            changed: changed.clone(),
+            unsealed: None,
+            unreadable: unreadable.clone(),
+        };
         let loaded = Some(Box::new(loaded));
         tell_until_heard(self.volume.lease(), &Tell { loaded, ..Tell::default() }).await?;
         let (volume, read) = (&self.order.name, show_bytes(self.filling.bytes_read()));

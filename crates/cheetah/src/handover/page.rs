@@ -61,6 +61,7 @@ fn what(known: &Known) -> String {
         None => {
             rows.push(row("Sealed", "no: nothing proves what it holds now"));
             let load = status.content.load.as_ref();
+            rows.extend(load.and_then(|load| load.unsealed.as_ref()).map(|why| row("Not sealed, for", why)));
             rows.extend(load.and_then(|load| load.md5.as_ref()).map(|md5| row("MD5 of the source", md5)));
             let sha256 = load.and_then(|load| load.sha256.as_ref());
             rows.extend(sha256.map(|sha256| row("SHA-256 of the source", sha256)));
@@ -109,6 +110,7 @@ fn timeline(known: &Known) -> String {
                 | Event::DonorSetAside { .. }
                 | Event::WrongBlocks { .. }
                 | Event::FillEnded { .. }
+                | Event::NotSealed { .. }
                 | Event::Written { .. }
         );
         let command = match &entry.event {

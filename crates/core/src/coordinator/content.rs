@@ -153,15 +153,25 @@ impl Coordinator {
     pub(super) fn tell(&mut self, name: &str, token: LeaseToken, tell: Tell) -> Result<Outcome, Refusal> {
         let id = self.check_lease(name, token)?;
         check_tell(&tell)?;
-        let tell = door::tell(tell);
+        let mut tell = door::tell(tell);
         if let Some(volume) = self.volumes.get(&id) {
             open::check_loaded(&volume.map, &tell)?;
         }
-        if let Some(sealing) = tell.sealed {
-            self.seal(id, token, *sealing)?;
-            return Ok(Outcome::Answer(Answer::Done));
+        let sealing = tell.sealed.take();
+        // Told again, for the answer was lost, its end is no other than it was.
+        let is_of_end = tell.loaded.is_some() && !self.is_sealed(id);
+        if sealing.is_none() || is_of_end {
+            self.told(id, token, tell)?;
         }
-        let Some(lease) = self.leases.get(&token) else { return Ok(Outcome::Answer(Answer::Done)) };
+        if let Some(sealing) = sealing {
+            self.seal(id, token, *sealing)?;
+        }
+        Ok(Outcome::Answer(Answer::Done))
+    }
+
+    /// Takes in all that is told but a seal.
+    fn told(&mut self, id: VolumeId, token: LeaseToken, tell: Tell) -> Result<(), Refusal> {
+        let Some(lease) = self.leases.get(&token) else { return Ok(()) };
         if lease.record.read_only {
             return Err(read_only(token));
         }
@@ -187,7 +197,7 @@ impl Coordinator {
         } else if tell.unsure {
             self.lease_lapsed(token);
         }
-        Ok(Outcome::Answer(Answer::Done))
+        Ok(())
     }
 
     fn note_written(&mut self, id: VolumeId, written: Written) {
@@ -310,6 +320,7 @@ fn begun(source: Source, by: String, begun: UnixSeconds) -> Load {
         sha256: None,
         check: Check::No,
         changed: None,
+        unsealed: None,
         unreadable: Vec::new(),
         on_disk: None,
         memory: None,
@@ -358,8 +369,8 @@ fn told_of_load(content: &mut Content, tell: Tell, now: UnixSeconds) {
     load.on_disk = tell.on_disk.or(load.on_disk.take());
     cover(&mut load.unreadable, tell.unreadable);
     let Some(loaded) = tell.loaded else { return };
-    let Loaded { md5, sha256, check, changed, unreadable } = *loaded;
-    (load.md5, load.sha256) = (Some(md5), Some(sha256));
+    let Loaded { md5, sha256, check, changed, unsealed, unreadable } = *loaded;
+    (load.md5, load.sha256, load.unsealed) = (Some(md5), Some(sha256), unsealed);
     (load.check, load.changed, load.ended) = (check, changed, Some(now));
     (load.bytes_done, load.filling) = (load.source.size, None);
     load.unreadable.clear();

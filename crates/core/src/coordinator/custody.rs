@@ -93,6 +93,7 @@ impl Log {
             | Event::Filled { .. }
             | Event::FillEnded { .. }
             | Event::Sealed { .. }
+            | Event::NotSealed { .. }
             | Event::OverlayMade { .. }
             | Event::Written { .. }
             | Event::DataLost { .. }

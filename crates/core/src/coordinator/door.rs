@@ -6,7 +6,7 @@
 //! `tests/coordinator_door.rs`.
 
 use crate::api::{Amend, Attach, Create, Join, Renew, VolumeReport};
-use crate::content::{Fill, OnDisk, Source, Tell, ToLoad};
+use crate::content::{Fill, Loaded, OnDisk, Source, Tell, ToLoad};
 use crate::limits::{
     HOLDER_BYTES_MAX, HOLDS_BYTES_MAX, HOST_BYTES_MAX, PARTITIONS_TOLD_MAX, PLACE_BYTES_MAX, REASON_BYTES_MAX,
 };
@@ -68,8 +68,10 @@ pub(super) fn renew(
 }
 
 pub(super) fn tell(mut tell: Tell) -> Tell {
-    if let Some(changed) = tell.loaded.as_mut().and_then(|loaded| loaded.changed.as_mut()) {
-        *changed = harmless(changed, REASON_BYTES_MAX);
+    if let Some(Loaded { changed, unsealed, .. }) = tell.loaded.as_deref_mut() {
+        for text in changed.iter_mut().chain(unsealed) {
+            *text = harmless(text, REASON_BYTES_MAX);
+        }
     }
     if let Some(trouble) = tell.filling.as_mut().and_then(|filling| filling.trouble.as_mut()) {
         *trouble = harmless(trouble, REASON_BYTES_MAX);

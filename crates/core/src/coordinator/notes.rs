@@ -179,7 +179,11 @@ impl Coordinator {
                 changed: load.changed.clone(),
                 unreadable_bytes: load.unreadable.iter().map(|range| range.len).sum(),
             };
+            let why = load.unsealed.clone();
             self.put_down(id, filled);
+            if let Some(why) = why {
+                self.put_down(id, custody::Event::NotSealed { why });
+            }
         }
         let text = format!("volume {name} is loaded");
         self.note(Note { event: "load-complete", volume: Some(name), holder, text, ..Note::default() });

@@ -92,7 +92,8 @@ impl Coordinator {
     /// having none: it can be filled all the same.
     pub(super) fn make_room_for_proofs(&mut self, id: VolumeId, seed: &mut Seed) {
         let Some(volume) = self.volumes.get(&id).filter(|volume| volume.map.proofs.is_none()) else { return };
-        if volume.map.is_filled_later() {
+        // One that is larger than its memory is never whole.
+        if volume.map.layers() > 1 {
             return;
         }
         let bytes = volume.map.tree().end();
@@ -159,6 +160,7 @@ impl Coordinator {
         let sealed = Sealed { at, by: by.clone(), root, contents, md5, sha1, sha256, by_reading, custody };
         if let Some(volume) = self.volumes.get_mut(&id) {
             volume.content.sealed = Some(Box::new(sealed));
+            volume.content.load.iter_mut().for_each(|load| load.unsealed = None);
         }
         self.dirty.insert(Key::Content(id));
         self.map_changed(id);

@@ -161,19 +161,18 @@ fn on_disk() -> OnDisk {
 
 fn tell() -> Tell {
     let unreadable = vec![ByteRange { offset: 0, len: 512 }];
-    let (md5, sha256, changed) = (String::new(), String::new(), Some(String::new()));
-    let loaded = Loaded { md5, sha256, check: Check::Same, changed, unreadable: unreadable.clone() };
+    let (text, check, unsealed) = (String::new, Check::Same, Some(String::new()));
+    let (md5, sha256, changed) = (text(), text(), unsealed.clone());
+    let loaded = Loaded { md5, sha256, check, changed, unsealed, unreadable: unreadable.clone() };
     Tell {
         bytes_done: Some(1),
         unreadable,
         loaded: Some(Box::new(loaded)),
-        untouched: false,
-        written: false,
-        unsure: false,
         filling: Some(filling().into()),
         filler: Some(filler().into()),
         on_disk: Some(on_disk().into()),
         sealed: Some(sealing().into()),
+        ..Tell::default()
     }
 }
 
@@ -201,6 +200,7 @@ fn content() -> Content {
         sha256: Some(String::new()),
         check: Check::No,
         changed: Some(String::new()),
+        unsealed: Some(String::new()),
         unreadable: tell().unreadable,
         on_disk: tell().on_disk,
         memory: Some(1),
