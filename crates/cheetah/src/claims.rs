@@ -65,10 +65,14 @@ impl Claimed {
         hashes.chain(unread.take(64)).collect()
     }
 
+    /// The hashes that it claims, and the disk has not.
+    pub fn differing(&self, is: &Hashes) -> Vec<&'static str> {
+        self.hashes(is).filter(|(_, claimed, is)| claimed != is).map(|(name, ..)| name).collect()
+    }
+
     /// What is wrong, if anything is.
     pub fn fault(&self, is: &Hashes, file: &str, volume: &str, unreadable: &[ByteRange]) -> Option<String> {
-        let wrong: Vec<&str> =
-            self.hashes(is).filter(|(_, claimed, is)| claimed != is).map(|(name, ..)| name).collect();
+        let wrong = self.differing(is);
         if wrong.is_empty() {
             return None;
         }

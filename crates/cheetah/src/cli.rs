@@ -475,6 +475,10 @@ pub struct Open {
     /// Bytes each second that are read of what nobody waits for. Without it: as fast as it goes.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub rate: Option<u64>,
+    /// Let tools change the volume later. Without this it is sealed once all of it is there: nobody writes it
+    /// any more, and whoever reads it checks every block against its proof.
+    #[arg(long)]
+    pub writable: bool,
     #[command(flatten)]
     pub case: CaseArgs,
     #[command(flatten)]

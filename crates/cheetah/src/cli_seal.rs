@@ -9,7 +9,7 @@ Examples:
   cheetah seal case7
   cheetah manifest case7      what it holds, signed by the pool
 
-`load` seals what it loads and checks, unless --writable or --no-verify is said.";
+`load` and `open` seal what is loaded and checked, unless --writable (or --no-verify) is said.";
 
 pub const MANIFEST_EXAMPLES: &str = "\
 Examples:

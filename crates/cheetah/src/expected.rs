@@ -2,7 +2,7 @@
 //!
 //! Owns: reading both, and comparing. Never: what an image itself claims (`claims`), or hashing (`fill`). A
 //! file beside an image says what that file's bytes are, so of an image in a container it says nothing of the
-//! disk, and is not looked for. Called by `load`. Tests: below, `lab/tests/remote.rs`.
+//! disk, and is not looked for. Called by `load` and `filler`. Tests: below, `lab/tests/remote.rs`.
 
 use crate::fill::Hashes;
 use crate::output;
@@ -169,11 +169,7 @@ impl Expected {
 
 /// What is wrong, if anything is.
 pub fn fault(expected: &[Expected], file: &str, volume: &str, unreadable: &[ByteRange]) -> Option<String> {
-    let wrong: Vec<String> = expected
-        .iter()
-        .filter(|one| !one.same)
-        .map(|Expected { hash, by, .. }| format!("the {} that {by} expects", hash.kind.name()))
-        .collect();
+    let wrong = differing(expected);
     if wrong.is_empty() {
         return None;
     }
@@ -185,6 +181,12 @@ pub fn fault(expected: &[Expected], file: &str, volume: &str, unreadable: &[Byte
         "{file} does not have {}: {why}. Volume '{volume}' holds what was read",
         wrong.join(" nor ")
     ))
+}
+
+/// Those that it has not.
+pub fn differing(expected: &[Expected]) -> Vec<String> {
+    let name = |Expected { hash, by, .. }: &Expected| format!("the {} that {by} expects", hash.kind.name());
+    expected.iter().filter(|one| !one.same).map(name).collect()
 }
 
 #[cfg(test)]

@@ -235,7 +235,7 @@ pub fn copy(
         hashing.feed(chunk);
         proving.iter().for_each(|proving| proving.feed(chunk));
     };
-    let reached = |end: u64| proving.as_ref().map_or(Ok(()), |proving| proving.reached(end));
+    let reached = |end: u64| proving.as_ref().map_or(Ok(()), |proving| proving.reached(end, &[]));
     let shown = Shown::start("loading", volume.name(), source.size());
     let confirmed = confirm(source, volume, known, progress, &take, &shown)?;
     reached(confirmed)?;

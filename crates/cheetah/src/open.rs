@@ -2,8 +2,8 @@
 //! fills it.
 //!
 //! Owns: making the volume, starting and stopping its filler, and what is said of that. Never: reading the
-//! source beyond its first chunk, or filling (`filler`). Invariant: a volume that was made for a filler that
-//! did not start is deleted again. Tests: `lab/tests/open.rs`.
+//! source beyond its first chunk, filling, or sealing (`filler`). Invariant: a volume that was made for a
+//! filler that did not start is deleted again. Tests: `lab/tests/open.rs`.
 
 use crate::attach::{DYING_TIME, claim_of, start_daemon};
 use crate::claims::recognised;
@@ -17,6 +17,7 @@ use crate::load::{described, not_encrypted};
 use crate::output;
 use crate::pool::{done, encryption, find, volume};
 use crate::runtime_dir::{Claim, RuntimeDir};
+use crate::seal::takes_room;
 use cheetah_client::Lease;
 use cheetah_core::api::{Call, Create, RefusalCode, Size, VolumeDetail};
 use cheetah_core::content::{ContentState, Source, ToLoad};
@@ -48,6 +49,8 @@ struct Opened {
     memory: Option<u64>,
     /// The volume was made just now; false: it was there, and is filled on.
     made: bool,
+    /// It is to be sealed when all of it is here.
+    seals: bool,
     /// The process that fills it.
     pid: u32,
     notes: Vec<String>,
@@ -64,6 +67,7 @@ pub async fn open(options: cli::Open) -> Result<(), Failure> {
         raw: options.raw,
         mounted: options.mounted,
         rate: options.rate,
+        writable: options.writable,
     };
     let source = order.open().await?;
     let (detail, made) = ensure(&pool, &*source, &options).await?;
@@ -87,9 +91,15 @@ pub async fn open(options: cli::Open) -> Result<(), Failure> {
         redundancy: detail.status.redundancy.to_string(),
         memory: (detail.map.layers() > 1).then(|| detail.map.memory_bytes()),
         made,
+        seals: false,
         pid: ready.pid,
         notes: ready.notes,
     };
+    let whole = opened.memory.is_none();
+    opened.seals = whole && !options.writable && has_room(&pool, &opened.volume).await;
+    if whole && !options.writable && !opened.seals {
+        opened.notes.push(not_to_be_sealed(&opened.volume, opened.size));
+    }
     if options.memory.is_some() && !made {
         let note = "the volume was there already, and keeps as much of itself as it was made for".to_owned();
         opened.notes.push(note);
@@ -113,7 +123,21 @@ fn print(opened: &Opened, source: &dyn AnySource, json: &cli::JsonArg) -> Result
     output::line(&format!(
         "tools can read it now: `cheetah attach {volume}`; `cheetah status` shows how far it is"
     ));
+    output::line(match opened.seals {
+        true => "it is sealed when all of it is here: nobody changes it from then on",
+        false => "it is not sealed when all of it is here",
+    });
     Ok(())
+}
+
+/// Whether the pool has made room for what proves the volume.
+async fn has_room(pool: &Client, name: &str) -> bool {
+    let detail = volume(pool, Call::Show { name: name.to_owned() }).await;
+    detail.is_ok_and(|detail| detail.map.proofs.is_some())
+}
+
+fn not_to_be_sealed(name: &str, size: u64) -> String {
+    format!("{}: lend more memory, then `cheetah seal {name}` when all is here", takes_room(size))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
@@ -135,6 +159,13 @@ async fn ensure(
             return Err(Failure::new(Exit::Refused, not_encrypted(&name)));
         }
         Ok(detail) if detail.status.content.state == ContentState::Opened => return Ok((detail, false)),
+        Ok(detail) if detail.map.backing.is_some() => {
+            let text = format!(
+                "volume '{name}' was opened before, and holds all of its source: choose another name, or `cheetah delete \
+                 {name}`"
+            );
+            return Err(Failure::new(Exit::Refused, text));
+        }
         Ok(_) => {
             let text = format!(
                 "there is a volume '{name}' already, which was not opened from a source: choose another name, or `cheetah \
@@ -237,9 +268,12 @@ async fn go_on(options: &cli::Fill, record: Option<Record>) -> Result<(), Failur
             (path, raw)
         }
     };
-    let mounted = record.is_some_and(|record| record.order.mounted);
+    let mounted = record.as_ref().is_some_and(|record| record.order.mounted);
+    // Nobody wrote down what was said, but the pool made room for what is to be sealed; and what is sealed
+    // stays so.
+    let writable = record.map_or_else(|| detail.map.proofs.is_none(), |record| record.order.writable);
     let (pool_url, rate) = (pool.url().to_owned(), options.rate);
-    let order = Order { pool: pool_url, name: name.clone(), source, raw, mounted, rate };
+    let order = Order { pool: pool_url, name: name.clone(), source, raw, mounted, rate, writable };
     let ready = start(&pool, &order).await?;
     if options.json.json {
         return output::json(

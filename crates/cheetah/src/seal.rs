@@ -3,7 +3,7 @@
 //! Owns what is read and proved before that. Never: the rule of who may write a sealed volume
 //! (`core::coordinator::seal`), or the checks of readers (`rim::volume::proving`). Invariants: nothing is
 //! sealed that could not be read to its end, but for what its source could not give; nothing that was loaded
-//! is sealed as something else. Called by `main` and `load`. Tests: `lab/tests/seal.rs`.
+//! is sealed as something else. Called by `main`, `load` and `filler`. Tests: `lab/tests/seal.rs`.
 
 use crate::cli;
 use crate::failure::{Exit, Failure};
@@ -18,6 +18,7 @@ use cheetah_client::{Lease, Volume};
 use cheetah_core::content::{ByteRange, Content, Sealing, Tell, cover};
 use cheetah_core::proofs::{Root, Tree};
 use cheetah_core::units::show_bytes;
+use cheetah_rim::control::Client;
 use cheetah_rim::volume::{Tuning, VolumeError, VolumeHandle};
 use serde::Serialize;
 use std::sync::Arc;
@@ -27,13 +28,13 @@ use std::time::Instant;
 const SECTOR_BYTES: u64 = 512;
 
 #[derive(Debug, Serialize)]
-struct SealReport {
+pub struct SealReport {
     volume: String,
     bytes: u64,
     seconds: f64,
     bytes_per_second: f64,
     /// BLAKE3 of all of it.
-    blake3: Root,
+    pub blake3: Root,
     hashes: Hashes,
     /// What its source could not give: zeros stand for it in the hashes.
     unreadable: Vec<ByteRange>,
@@ -66,11 +67,10 @@ impl SealReport {
 pub async fn seal(options: cli::Named) -> Result<(), Failure> {
     let pool = find(&options.pool).await?;
     let mut signals = Signals::listen()?;
-    let lease = Lease::for_sealing(&pool, &options.name).await?;
-    let sealed = seal_under(&lease, &mut signals).await;
-    // One that is not given back runs out by itself.
-    let _ = lease.give_back().await;
-    let report = sealed?;
+    let told = async move {
+        let _ = signals.next().await;
+    };
+    let report = seal_by_reading(&pool, &options.name, told).await?;
     match options.json.json {
         true => output::json(&report),
         false => {
@@ -80,14 +80,27 @@ pub async fn seal(options: cli::Named) -> Result<(), Failure> {
     }
 }
 
-async fn seal_under(lease: &Lease, signals: &mut Signals) -> Result<SealReport, Failure> {
+/// Seals a volume as what donors give back of it, unless it is told to end.
+pub async fn seal_by_reading(
+    pool: &Client,
+    name: &str,
+    told: impl Future<Output = ()>,
+) -> Result<SealReport, Failure> {
+    let lease = Lease::for_sealing(pool, name).await?;
+    let sealed = seal_under(&lease, told).await;
+    // One that is not given back runs out by itself.
+    let _ = lease.give_back().await;
+    sealed
+}
+
+async fn seal_under(lease: &Lease, told: impl Future<Output = ()>) -> Result<SealReport, Failure> {
     let (name, map) = (lease.volume().to_owned(), &lease.granted.map);
     if map.proofs.is_none() {
         return Err(no_room(&name, map.size));
     }
     let volume = Volume::start(lease, Tuning::default())?;
     volume.set_place("sealing");
-    let read = read_and_prove(&volume, &lease.granted.content, signals).await;
+    let read = read_and_prove(&volume, &lease.granted.content, told).await;
     let sealed = match read {
         Ok((report, sealing)) => {
             if map.write_back {
@@ -108,31 +121,35 @@ pub async fn tell_sealed(lease: &Lease, sealing: Sealing) -> Result<(), Failure>
 }
 
 pub fn no_room(name: &str, size: u64) -> Failure {
-    let room = show_bytes(Tree::new(size).bytes());
+    let why = takes_room(size);
     Failure::new(
         Exit::PoolFull,
-        format!(
-            "volume '{name}' is not sealed: the proofs of its blocks take {room} behind its end, and the pool has no room for \
-             as much: lend more memory, then `cheetah seal {name}`"
-        ),
+        format!("volume '{name}' is not sealed: {why}: lend more memory, then `cheetah seal {name}`"),
     )
+}
+
+/// Why there are no proofs.
+pub fn takes_room(size: u64) -> String {
+    let room = show_bytes(Tree::new(size).bytes());
+    format!("the proofs of its blocks take {room} behind its end, and the pool has no room for as much")
 }
 
 async fn read_and_prove(
     volume: &Volume,
     content: &Content,
-    signals: &mut Signals,
+    told: impl Future<Output = ()>,
 ) -> Result<(SealReport, Sealing), Failure> {
     volume.ready().await?.iter().for_each(|note| output::note(note));
     let progress = Arc::new(Progress::default());
     let (handle, bytes, noted) = (volume.handle().clone(), volume.size(), progress.clone());
     let known: Vec<ByteRange> = content.load.as_ref().map(|load| load.unreadable.clone()).unwrap_or_default();
+    let is_opened = volume.lease().granted.map.backing.is_some();
     let started = Instant::now();
-    let work = blocking(move || read_all(&handle, bytes, &known, &noted));
+    let work = blocking(move || read_all(&handle, bytes, (&known, is_opened), &noted));
     let mut work = std::pin::pin!(work);
     let (hashes, roots, unreadable) = tokio::select! {
         done = &mut work => done?,
-        _ = signals.next() => {
+        () = told => {
             progress.stop();
             let _ = work.await;
             return Err(Failure::failed("interrupted: nothing was sealed"));
@@ -172,13 +189,15 @@ fn check_as_loaded(content: &Content, name: &str, bytes: u64, hashes: &Hashes) -
     ))
 }
 
-/// All of the volume, with zeros for what its source could not give.
+/// All of the volume, with zeros for what its source could not give. Of that donors have nothing where it was
+/// opened.
 fn read_all(
     volume: &VolumeHandle,
     bytes: u64,
-    known: &[ByteRange],
+    (known, is_opened): (&[ByteRange], bool),
     progress: &Progress,
 ) -> Result<(Hashes, Roots, Vec<ByteRange>), Failure> {
+    let absent = if is_opened { known } else { &[] };
     let (hashing, proving) = (Hashing::start(), Proving::start(volume, bytes));
     let shown = Shown::start("sealing", volume.name(), bytes);
     let mut unreadable = Vec::new();
@@ -197,7 +216,7 @@ fn read_all(
         };
         hashing.feed(&chunk);
         proving.feed(&chunk);
-        proving.reached(offset + chunk.len() as u64)?;
+        proving.reached(offset + chunk.len() as u64, absent)?;
         shown.inc(chunk.len() as u64);
         Ok(true)
     })?;

@@ -77,13 +77,18 @@ impl Lease {
         Lease::take(pool, volume, Attach { proofs: true, ..Attach::new(false, own_name()) }, false).await
     }
 
-    /// For filling a volume that was opened from a source, while tools read it.
+    /// For filling a volume that was opened from a source, while tools read it. `proofs`: as for a load.
     ///
     /// # Errors
     /// The pool refused, or could not be asked.
-    pub async fn for_opening(pool: &Client, volume: &str, source: Source) -> Result<Lease, Error> {
+    pub async fn for_opening(
+        pool: &Client,
+        volume: &str,
+        source: Source,
+        proofs: bool,
+    ) -> Result<Lease, Error> {
         let fill = Some(Fill { source, from: FillFrom::Open });
-        Lease::take(pool, volume, Attach { fill, ..Attach::new(false, own_name()) }, false).await
+        Lease::take(pool, volume, Attach { fill, proofs, ..Attach::new(false, own_name()) }, false).await
     }
 
     /// For moving and rebuilding what nobody else does: it goes to whoever wants to write.

@@ -257,7 +257,7 @@ fn a_load_that_goes_on_and_a_volume_that_was_opened_are_sealed() {
     assert!(fs::read(&path).expect("it reads") == bytes);
     pool.detach("case");
 
-    pool.ok(["open", &name, "opened", "--encrypt"]);
+    pool.ok(["open", &name, "opened", "--encrypt", "--writable"]);
     wait::until("all of it to be here", LONG, || {
         pool.volume_status("opened")["content"]["state"] == "loaded"
     });

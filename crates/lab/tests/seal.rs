@@ -208,12 +208,12 @@ fn what_tools_wrote_is_sealed_as_it_is() {
 }
 
 #[test]
-fn what_was_opened_is_sealed_once_it_is_here() {
+fn what_was_opened_to_be_written_is_sealed_by_hand() {
     let mut pool = Pool::start();
     pool.donate("one", "128M");
     let bytes: Vec<u8> = (0..5 * MIB + 512).map(|at| (at / 4096 % 251) as u8).collect();
     let image = pool.scratch().file("disk.dd", &bytes);
-    pool.ok(["open", &image.display().to_string(), "case"]);
+    pool.ok(["open", &image.display().to_string(), "case", "--writable"]);
     wait::until("all of it to be here", LONG, || pool.volume_status("case")["content"]["state"] == "loaded");
     wait::until("who fills it to be gone", LONG, || pool.run(["seal", "case"]).status.success());
     let path = pool.attach_fuse("case", &[]).path;

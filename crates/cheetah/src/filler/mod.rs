@@ -4,35 +4,42 @@
 //! Owns: the order in which lease, volume, server and threads begin and end, what the pool is told of how far
 //! it is, and the end. Never: what is read next (`core::filling`), reading and writing (`work`), or starting
 //! itself (`open`). Invariants: from before its lease on there is a record by which `fill` finds it; readers
-//! are sent here only once it serves; and the volume counts as complete only when donors were asked after the
-//! last write and lack nothing that the source could give, and the pool knows what is on the disk. Tests:
-//! `lab/tests/open.rs`.
+//! are sent here only once it serves; the volume counts as complete only when donors were asked after the
+//! last write and lack nothing that the source could give, and the pool knows what is on the disk; and what
+//! is sealed is told to be complete and sealed in one word. Tests: `lab/tests/open.rs`,
+//! `lab/tests/open_sealed.rs`.
 
+mod hashing;
 mod metadata;
+mod runs;
+mod sealing;
 mod work;
 
-use crate::claims::Claimed;
 use crate::control::{Asked, Word};
 use crate::daemon::{Ready, Report, abort_on_panic};
+use crate::expected::{self, Hash};
 use crate::failure::Failure;
 use crate::fill::Hashes;
 use crate::health::FILLING;
 use crate::load::{blocking, described, not_opened, tell_until_heard};
 use crate::runtime_dir::{Claim, RuntimeDir};
+use crate::seal;
 use crate::signals::Signals;
 use crate::starting::Waiter;
 use crate::verify;
 use cheetah_client::{Lease, Volume};
-use cheetah_core::content::{Check, Filling as Rate, Loaded, Tell};
+use cheetah_core::content::{ByteRange, Check, Filling as Rate, Loaded, Tell};
 use cheetah_core::filling::Sharing;
 use cheetah_core::map::{Filler, LeaseToken};
 use cheetah_core::units::show_bytes;
 use cheetah_rim::control::{Client, reached_from};
 use cheetah_rim::net::{Bound, Endpoint};
 use cheetah_rim::own_fault::own_fault;
-use cheetah_rim::volume::Tuning;
+use cheetah_rim::volume::{Tuning, VolumeError};
 use cheetah_rim::{descriptors, filler, memory};
 use cheetah_source::{Options, Source};
+use hashing::Hashed;
+use sealing::{Filled, Plan, Verdict};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -59,6 +66,9 @@ pub struct Order {
     pub mounted: bool,
     /// Bytes each second, for what nobody waits for.
     pub rate: Option<u64>,
+    /// It is not sealed when all of it is here.
+    #[serde(default)]
+    pub writable: bool,
 }
 
 impl Order {
@@ -110,6 +120,9 @@ pub async fn serve_from_stdin() -> Result<(), Failure> {
 struct Running {
     order: Order,
     source: Arc<dyn Source>,
+    /// Hashes that it is to have, and who says so.
+    expected: Vec<(Hash, String)>,
+    plan: Plan,
     volume: Volume,
     filling: Arc<Filling>,
     asked: Asked,
@@ -135,7 +148,7 @@ impl Running {
         memory::forbid_dumps();
         let _ = descriptors::raise();
         let source = order.open().await?;
-        let lease = Lease::for_opening(&pool, &order.name, described(&*source)).await?;
+        let lease = Lease::for_opening(&pool, &order.name, described(&*source), !order.writable).await?;
         let begun = Running::begin(order, &pool, source, &lease, asked, claim, record).await;
         if begun.is_err() {
             // What is not given back runs out by itself.
@@ -156,12 +169,15 @@ impl Running {
         claim.store(&Record { token: Some(lease.granted.token), ..record })?;
         let volume = Volume::start(lease, Tuning::default())?;
         volume.set_place(FILLING);
+        let plan = planned(order, lease);
+        let read = source.clone();
         let begun = async {
+            let expected = blocking(move || Ok(expected::expected(&*read, &[]))).await?;
             volume.ready().await?;
             let filling = Filling::new(
                 source.clone(),
                 volume.handle().clone(),
-                order.rate,
+                (order.rate, plan == Plan::Seals),
                 Sharing::of(&lease.granted.map),
             );
             survey(&filling).await?;
@@ -172,13 +188,22 @@ impl Running {
                 .start()
                 .map_err(|e| Failure::failed(format!("no thread to fill with: {}", own_fault(&e))))?;
             lease.tell(Tell { filler: Some(Box::new(filler)), ..Tell::default() }).await?;
-            Ok::<_, Failure>((filling, told))
+            Ok::<_, Failure>((filling, expected, told))
         };
         match begun.await {
-            Ok((filling, told)) => {
-                let (order, rate, told_on_disk) = (order.clone(), 0, false);
-                Ok(Running { order, source, volume, filling, asked, told, told_on_disk, rate, _claim: claim })
-            }
+            Ok((filling, expected, told)) => Ok(Running {
+                order: order.clone(),
+                source,
+                expected,
+                plan,
+                volume,
+                filling,
+                asked,
+                told,
+                told_on_disk: false,
+                rate: 0,
+                _claim: claim,
+            }),
             Err(failure) => {
                 volume.close().await;
                 Err(failure)
@@ -196,14 +221,14 @@ impl Running {
         tracing::info!(target: "journal", event = "filling", volume, "volume {volume} is filled, {at} are here");
         let mut tick = tokio::time::interval(TELL_EACH);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
+        let verdict = loop {
             let lost = self.volume.lease_lost();
             tokio::select! {
                 () = lost => {
                     self.filling.end();
                     return Err(Failure::failed(format!("volume '{volume}': the lease is lost, another may fill it")));
                 }
-                _ = signals.next() => break,
+                _ = signals.next() => break None,
                 (word, stream) = self.asked.next_word() => {
                     let ends = matches!(word, None | Some(Word::Stop));
                     self.heed(word, stream).await;
@@ -214,17 +239,21 @@ impl Running {
                 _ = tick.tick() => {
                     let progress = self.filling.progress();
                     self.tell(&progress).await;
-                    if let Some(hashes) = progress.hashes.clone()
+                    if progress.hashed
                         && self.told_on_disk
                         && self.is_whole().await
-                        && self.finish(&progress, &hashes).await?
+                        && let Some(verdict) = self.finish().await?
                     {
-                        break;
+                        break Some(verdict);
                     }
                 }
             }
-        }
+        };
         self.end().await;
+        if let Some(Verdict::Unsealed { mends: true, .. }) = verdict {
+            let pool = self.volume.lease().pool().clone();
+            sealing::by_reading(&pool, &self.order.name, &mut self.asked, signals).await;
+        }
         Ok(())
     }
 
@@ -264,51 +293,80 @@ impl Running {
         }
     }
 
-    /// Whether donors hold all that the source could give, now that it was all written.
+    /// Whether donors hold all that the source could give, now that it was all written, and what proves it.
     async fn is_whole(&self) -> bool {
         let filling = self.filling.clone();
-        matches!(tokio::task::spawn_blocking(move || filling.survey()).await, Ok(Ok(true)))
+        let look = move || Ok::<_, VolumeError>(filling.survey()? && filling.proofs_are_here()?);
+        matches!(tokio::task::spawn_blocking(look).await, Ok(Ok(true)))
     }
 
-    /// The volume needs its source no more; false: some of what it held went meanwhile.
-    async fn finish(&mut self, progress: &Progress, hashes: &Hashes) -> Result<bool, Failure> {
+    /// The volume needs its source no more, and is sealed if it can be; none: some of what it held went
+    /// meanwhile.
+    async fn finish(&mut self) -> Result<Option<Verdict>, Failure> {
         let checked = verify::check(&self.volume).await?;
         if !self.is_whole().await {
-            return Ok(false);
+            return Ok(None);
         }
+        let filling = self.filling.clone();
+        // From here on nothing is written any more: what is told is so.
+        let held = blocking(move || Ok(filling.hold())).await?;
+        let Some(hashed) = held else { return Ok(None) };
         let check = match checked.is_of_all() {
             _ if checked.blocks_left > 0 => Check::Differs,
             true => Check::Same,
             false => Check::No,
         };
-        let (unreadable, changed) = (progress.bad.clone(), self.source.changed());
-        let (md5, sha256) = (hashes.md5.clone(), hashes.sha256.clone());
-        let loaded = Loaded {
-            md5,
-            sha256,
+        let (unreadable, changed) = (self.filling.progress().bad, self.source.changed());
+        let filled = Filled {
+            source: &*self.source,
+            volume: &self.order.name,
+            hashed: &hashed,
             check,
-            changed: changed.clone(),
-            unsealed: None,
-            unreadable: unreadable.clone(),
+            changed: changed.as_ref(),
+            unreadable: &unreadable,
+            expected: &self.expected,
         };
-        let loaded = Some(Box::new(loaded));
-        tell_until_heard(self.volume.lease(), &Tell { loaded, ..Tell::default() }).await?;
+        let (verdict, faults) = (filled.verdict(self.plan), filled.faults());
+        self.tell_loaded(&hashed, check, (changed, unreadable), &verdict).await?;
+        faults.iter().for_each(|fault| tracing::error!("{fault}"));
+        self.log_filled(&verdict);
+        Ok(Some(verdict))
+    }
+
+    /// Waits for a coordinator that is away.
+    async fn tell_loaded(
+        &self,
+        hashed: &Hashed,
+        check: Check,
+        (changed, unreadable): (Option<String>, Vec<ByteRange>),
+        verdict: &Verdict,
+    ) -> Result<(), Failure> {
+        let Hashes { md5, sha256, .. } = hashed.hashes.clone();
+        let (sealed, unsealed) = match verdict {
+            Verdict::Sealed(sealing) => (Some(sealing.clone()), None),
+            Verdict::Unsealed { why, .. } => (None, Some(why.clone())),
+            Verdict::StaysOpen => (None, None),
+        };
+        let loaded = Some(Box::new(Loaded { md5, sha256, check, changed, unsealed, unreadable }));
+        tell_until_heard(self.volume.lease(), &Tell { loaded, sealed, ..Tell::default() }).await
+    }
+
+    fn log_filled(&self, verdict: &Verdict) {
         let (volume, read) = (&self.order.name, show_bytes(self.filling.bytes_read()));
-        let file = self.order.source.display().to_string();
-        if let Some(how) = changed {
-            tracing::error!("{file} changed while volume '{volume}' was filled from it: {how}");
-        }
-        let claims = Claimed::new(self.source.claims(), hashes);
-        if let Some(fault) = claims.and_then(|claims| claims.fault(hashes, &file, volume, &unreadable)) {
-            tracing::error!("{fault}");
-        }
+        let file = self.order.source.display();
         tracing::info!(
             target: "journal",
             event = "filled",
             volume,
             "volume {volume} holds all of {file}, of which {read} were read here"
         );
-        Ok(true)
+        match verdict {
+            Verdict::Sealed(sealing) => {
+                sealing::sealed(volume, &sealing.contents.unwrap_or(sealing.root).to_string());
+            }
+            Verdict::Unsealed { why, .. } => tracing::error!("volume {volume} is not sealed: {why}"),
+            Verdict::StaysOpen => {}
+        }
     }
 
     /// Reads and writes nothing any more, and lets the next one in.
@@ -327,6 +385,19 @@ impl Running {
         let (volume, read) = (&self.order.name, show_bytes(self.filling.bytes_read()));
         tracing::info!(target: "journal", event = "filling-ended", volume, "{read} of the source were read");
     }
+}
+
+/// What becomes of it in the end, by what was ordered and where the pool has room.
+fn planned(order: &Order, lease: &Lease) -> Plan {
+    let map = &lease.granted.map;
+    if order.writable || map.layers() > 1 {
+        return Plan::StaysOpen;
+    }
+    if map.proofs.is_some() {
+        return Plan::Seals;
+    }
+    tracing::warn!("volume {} is not to be sealed: {}", order.name, seal::takes_room(map.size));
+    Plan::HasNoRoom
 }
 
 /// Learns what is here, as soon as donors say so.

@@ -1,18 +1,21 @@
 //! The threads that fill a volume from its source, and who they work for.
 //!
-//! Owns: reading at the source, writing what was read, asking donors what they hold, and hashing all of it in
-//! the source's order. Never: what comes next (`core::filling`), the lease or the pool (`filler`), or writing
-//! to the source. Invariants: what counts as here was written and acknowledged; a block that the source
-//! cannot give is not written, so that it stays absent; and hashes have zeros there. Called by `filler`.
-//! Tests: `lab/tests/open.rs`.
+//! Owns: reading at the source, writing what was read, and asking donors what they hold. Never: what comes
+//! next (`core::filling`), hashing (`hashing`), the lease or the pool (`filler`), or writing to the source.
+//! Invariants: what counts as here was written and acknowledged; a block that the source cannot give is not
+//! written, so that it stays absent; what changes on donors behind what was proved is proved anew; and once
+//! all is held nothing is written any more. Called by `filler`. Tests: `lab/tests/open.rs`.
 
+use super::hashing::Hashed;
 use super::metadata::{self, KnownFiles};
-use crate::fill::{CHUNK_BYTES, Hashes, Hashing};
+use super::runs::{bad_blocks, blank, by_zeros, outside, whole_pieces};
+use crate::fill::ToChannel;
+use crate::proofs::tree_of;
 use cheetah_core::content::{ByteRange, OnDisk};
-use cheetah_core::filling::{Answer, Fetched, Order, PIECE_BYTES, Sharing, Work};
+use cheetah_core::filling::{Answer, Fetched, Order, Sharing, Work};
 use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_rim::filler::{Brings, Done};
-use cheetah_rim::volume::{Completion, FetchError, Op, Sink, Submission, VolumeError, VolumeHandle};
+use cheetah_rim::volume::{Completion, FetchError, Op, Submission, VolumeError, VolumeHandle};
 use cheetah_source::{Source, Unreadable};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,16 +31,16 @@ const KEPT_BYTES_MAX: u64 = 16 << 20;
 /// A range that a donor is asked about at once: it has room for the runs of one in its answer.
 const ASKED_BYTES: u64 = 16 << 20;
 /// Who sleeps looks again after this in any case.
-const LOOK: Duration = Duration::from_secs(1);
-/// After this a read of a part that others have to bring first is tried again.
-const AGAIN: Duration = Duration::from_millis(200);
+pub(super) const LOOK: Duration = Duration::from_secs(1);
 
 pub struct Filling {
     source: Arc<dyn Source>,
-    volume: VolumeHandle,
+    pub(super) volume: VolumeHandle,
+    /// It is to be sealed, and has room for what proves it.
+    pub(super) proves: bool,
     started: Instant,
     state: Mutex<State>,
-    changed: Condvar,
+    pub(super) changed: Condvar,
     /// Bytes that were read at the source.
     bytes_read: AtomicU64,
     files: KnownFiles,
@@ -45,18 +48,35 @@ pub struct Filling {
     on_disk: OnceLock<OnDisk>,
 }
 
-struct State {
-    order: Order,
+pub(super) struct State {
+    pub(super) order: Order,
     askers: u64,
     asked: BTreeMap<u64, Done>,
     /// Runs that were read in order and are not hashed yet, by where they begin.
-    kept: BTreeMap<u64, Arc<Vec<u8>>>,
-    hashed: u64,
-    hashes: Option<Hashes>,
+    pub(super) kept: BTreeMap<u64, Arc<Vec<u8>>>,
+    pub(super) hashed: u64,
+    /// What donors have before this may be proved as it was then.
+    pub(super) taken: u64,
+    /// And some of it was written since, or its proofs are gone.
+    pub(super) again: bool,
+    pub(super) result: Option<Hashed>,
     /// Why nothing can be read or written, while that is so.
     trouble: Option<String>,
+    /// The same of proofs, and how far hashing was then.
+    pub(super) stuck: Option<(u64, String)>,
+    /// Pieces of work that somebody is at.
+    working: usize,
+    /// Nothing more is begun.
+    held: bool,
     /// The lease is gone, or somebody wants it to end.
-    ends: bool,
+    pub(super) ends: bool,
+}
+
+impl State {
+    /// What was proved is not so any more.
+    pub(super) fn begin_anew(&mut self) {
+        (self.again, self.result) = (true, None);
+    }
 }
 
 /// How far it is.
@@ -69,24 +89,37 @@ pub struct Progress {
     /// Donors hold as much as there is room for.
     pub full: bool,
     /// All is here and hashed.
-    pub hashes: Option<Hashes>,
+    pub hashed: bool,
 }
 
 impl Filling {
     pub fn new(
         source: Arc<dyn Source>,
         volume: VolumeHandle,
-        rate: Option<u64>,
+        (rate, proves): (Option<u64>, bool),
         sharing: Option<Sharing>,
     ) -> Arc<Filling> {
         let mut order = Order::new(source.size(), sharing);
         order.limit(rate);
-        let (asked, kept) = (BTreeMap::new(), BTreeMap::new());
-        let state =
-            State { order, askers: 0, asked, kept, hashed: 0, hashes: None, trouble: None, ends: false };
+        let state = State {
+            order,
+            askers: 0,
+            asked: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            hashed: 0,
+            taken: 0,
+            again: false,
+            result: None,
+            trouble: None,
+            stuck: None,
+            working: 0,
+            held: false,
+            ends: false,
+        };
         Arc::new(Filling {
             source,
             volume,
+            proves,
             started: Instant::now(),
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -98,6 +131,10 @@ impl Filling {
 
     /// Starts its threads.
     pub fn start(self: &Arc<Filling>) -> std::io::Result<()> {
+        if self.proves {
+            // From the first write on.
+            self.volume.note_proofs();
+        }
         let readers = self.source.readers().max(1) + 1;
         for thread in 0..FOR_WAITERS + readers {
             let (this, for_waiters) = (self.clone(), thread < FOR_WAITERS);
@@ -116,13 +153,14 @@ impl Filling {
 
     pub fn progress(&self) -> Progress {
         let state = self.state();
+        let stuck = state.stuck.as_ref().map(|(_, why)| why);
         Progress {
             bytes_here: state.order.bytes_here(),
             bad: state.order.bad().to_vec(),
             paused: state.order.is_paused(),
-            trouble: state.trouble.clone(),
+            trouble: state.trouble.as_ref().or(stuck).cloned(),
             full: state.order.is_full(),
-            hashes: state.hashes.clone().filter(|_| state.order.is_complete()),
+            hashed: state.result.is_some() && state.order.is_complete(),
         }
     }
 
@@ -204,6 +242,22 @@ impl Filling {
         asked.into_values().for_each(|done| done(Err(FetchError::Away)));
     }
 
+    /// Has nothing more read or written, and waits for what is. What all of it comes to; none: that is not
+    /// so any more, and it goes on.
+    pub fn hold(&self) -> Option<Hashed> {
+        let mut state = self.state();
+        state.held = true;
+        while state.working > 0 && !state.ends {
+            let waited = self.changed.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let result = state.result.clone().filter(|_| state.order.is_complete() && !state.ends);
+        state.held = result.is_some();
+        drop(state);
+        self.changed.notify_all();
+        result
+    }
+
     /// Learns from donors what is here. Whether all is, that the source can give.
     pub fn survey(&self) -> Result<bool, VolumeError> {
         let mut at = 0;
@@ -235,6 +289,26 @@ impl Filling {
         self.changed.notify_all();
     }
 
+    /// Whether donors hold all proofs that were made; where they do not, they are made anew.
+    pub fn proofs_are_here(&self) -> Result<bool, VolumeError> {
+        if !self.state().result.as_ref().is_some_and(Hashed::is_proved) {
+            return Ok(true);
+        }
+        let tree = tree_of(&self.volume, self.source.size());
+        let (mut at, mut all) = (tree.begin(), true);
+        while at < tree.end() {
+            let end = (at + ASKED_BYTES).min(tree.end());
+            all &= self.presence(at..end)?.into_iter().all(|(_, is_here)| is_here);
+            at = end;
+        }
+        if !all {
+            tracing::warn!("proofs went with a donor, and are made anew");
+            self.state().begin_anew();
+            self.changed.notify_all();
+        }
+        Ok(all)
+    }
+
     /// Runs of the range and whether donors hold them.
     fn presence(&self, range: Range<u64>) -> Result<Vec<(Range<u64>, bool)>, VolumeError> {
         let (mut at, mut runs) = (range.start, Vec::new());
@@ -263,6 +337,8 @@ impl Filling {
                 Work::Check(range) => self.check(range),
                 Work::Drop(ranges) => self.drop_all(ranges),
             }
+            self.state().working -= 1;
+            self.changed.notify_all();
         }
     }
 
@@ -274,7 +350,9 @@ impl Filling {
                 return None;
             }
             let now = self.now();
-            if let Some(work) = state.order.next(now, for_waiters) {
+            let work = if state.held { None } else { state.order.next(now, for_waiters) };
+            if let Some(work) = work {
+                state.working += 1;
                 return Some(work);
             }
             let wait = match state.order.wake_at(now).filter(|_| !for_waiters) {
@@ -299,6 +377,7 @@ impl Filling {
         let done = read.and_then(|unreadable| {
             self.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
             let bad = bad_blocks(&unreadable, self.source.size());
+            blank(&range, &mut bytes, &bad);
             let mut parts = outside(&range, &bad);
             if self.shares() {
                 parts = parts.into_iter().flat_map(|part| by_zeros(&range, &bytes, part)).collect();
@@ -312,6 +391,10 @@ impl Filling {
             Ok((Fetched { bad, zeros }, unreadable))
         });
         let mut state = self.state();
+        if self.proves && range.start < state.taken {
+            // Read again, it may be something else, and was encrypted anew.
+            state.begin_anew();
+        }
         let result = match done {
             Ok((fetched, unreadable)) => {
                 for Unreadable { range, why } in unreadable {
@@ -396,8 +479,42 @@ impl Filling {
         self.request(Op::Write, part, Some(bytes)).result.map(|()| false)
     }
 
+    /// Who gets something else of the range than was written, or nothing, waits until it is read again, or
+    /// cannot be.
+    pub(super) fn bring_again(&self, range: &Range<u64>) {
+        let (told, done) = mpsc::channel();
+        let end: Done = Box::new(move |result| {
+            let _ = told.send(result);
+        });
+        self.ask(range.clone(), end, &[]);
+        let _ = done.recv();
+    }
+
+    /// `soon`: what is expected to be asked for next.
+    fn ask(&self, range: Range<u64>, done: Done, soon: &[Range<u64>]) {
+        let mut state = self.state();
+        if state.ends {
+            drop(state);
+            return done(Err(FetchError::Away));
+        }
+        state.order.expect(soon.iter().cloned(), true);
+        state.askers += 1;
+        let asker = state.askers;
+        match state.order.ask(self.now(), asker, range) {
+            Some(answer) => {
+                drop(state);
+                done(answer.result);
+            }
+            None => {
+                state.asked.insert(asker, done);
+                drop(state);
+                self.changed.notify_all();
+            }
+        }
+    }
+
     /// One request, and its end.
-    fn request(&self, op: Op, range: Range<u64>, bytes: Option<&[u8]>) -> Completion {
+    pub(super) fn request(&self, op: Op, range: Range<u64>, bytes: Option<&[u8]>) -> Completion {
         let len = usize::try_from(range.end - range.start).expect("one request's");
         let buffer = (matches!(op, Op::Read | Op::Write)).then(|| {
             let mut buffer = self.volume.pool().take_blocking(len);
@@ -417,66 +534,7 @@ impl Filling {
         })
     }
 
-    // Hashing.
-
-    fn hash(&self) {
-        let hashing = Hashing::start();
-        let (mut at, size) = (0, self.source.size());
-        while at < size {
-            let Some(bytes) = self.bytes_at(at) else { return };
-            at += bytes.len() as u64;
-            hashing.feed(&bytes);
-            let mut state = self.state();
-            state.hashed = at;
-            state.kept = state.kept.split_off(&at);
-        }
-        match hashing.finish() {
-            Ok(hashes) => self.state().hashes = Some(hashes),
-            Err(failure) => tracing::error!("hashing failed: {}", failure.text()),
-        }
-        self.changed.notify_all();
-    }
-
-    /// What the source has there, up to the end of a chunk, once it is here; none: it ends.
-    fn bytes_at(&self, at: u64) -> Option<Arc<Vec<u8>>> {
-        let chunk = CHUNK_BYTES as u64;
-        let border = ((at / chunk + 1) * chunk).min(self.source.size());
-        let range = {
-            let mut state = self.state();
-            loop {
-                if state.ends {
-                    return None;
-                }
-                let end = state.kept.range(at..border).next().map_or(border, |(begin, _)| *begin);
-                if let Some(bytes) = state.kept.remove(&at) {
-                    return Some(bytes);
-                }
-                if state.order.has(&(at..end)) {
-                    break at..end;
-                }
-                let waited = self.changed.wait_timeout(state, LOOK);
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            }
-        };
-        loop {
-            let completion = self.request(Op::Read, range.clone(), None);
-            if let (Ok(()), Some(buffer)) = (completion.result, completion.buffer) {
-                return Some(Arc::new(buffer.to_vec()));
-            }
-            // A part of it cannot be given, or went with a donor.
-            let mut bytes = vec![0; usize::try_from(range.end - range.start).expect("a chunk")];
-            if self.source.read_past_errors_at(range.start, &mut bytes).is_ok() {
-                self.bytes_read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-                return Some(Arc::new(bytes));
-            }
-            if self.state().ends {
-                return None;
-            }
-            std::thread::sleep(AGAIN);
-        }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -488,115 +546,6 @@ impl Filling {
 impl Brings for Filling {
     fn bring(&self, offset: u64, len: u32, done: Done) {
         let rest = self.files.rest(offset);
-        let mut state = self.state();
-        if state.ends {
-            drop(state);
-            return done(Err(FetchError::Away));
-        }
-        state.order.expect(rest.into_iter(), true);
-        state.askers += 1;
-        let asker = state.askers;
-        let now = self.now();
-        match state.order.ask(now, asker, offset..offset.saturating_add(len.into())) {
-            Some(answer) => {
-                drop(state);
-                done(answer.result);
-            }
-            None => {
-                state.asked.insert(asker, done);
-                drop(state);
-                self.changed.notify_all();
-            }
-        }
-    }
-}
-
-#[derive(Debug)]
-struct ToChannel(mpsc::Sender<Completion>);
-
-impl Sink for ToChannel {
-    fn complete(&self, completion: Completion) {
-        let _ = self.0.send(completion);
-    }
-}
-
-/// The blocks that are not whole.
-fn bad_blocks(unreadable: &[Unreadable], size: u64) -> Vec<ByteRange> {
-    let mut bad = Vec::new();
-    let blocks = unreadable.iter().map(|Unreadable { range, .. }| {
-        let (from, to) = (range.start / BLOCK_BYTES * BLOCK_BYTES, range.end.next_multiple_of(BLOCK_BYTES));
-        ByteRange::from(from..to.min(size))
-    });
-    cheetah_core::content::cover(&mut bad, blocks);
-    bad
-}
-
-/// What of the range lies in none of these, which are ascending and apart.
-fn outside(range: &Range<u64>, bad: &[ByteRange]) -> Vec<Range<u64>> {
-    let (mut at, mut parts) = (range.start, Vec::new());
-    for bad in bad.iter().filter(|bad| bad.offset < range.end && range.start < bad.end()) {
-        if at < bad.offset {
-            parts.push(at..bad.offset);
-        }
-        at = bad.end();
-    }
-    if at < range.end {
-        parts.push(at..range.end);
-    }
-    parts
-}
-
-/// A part of a run in pieces of zeros and others, so that only those take memory that have to.
-fn by_zeros(run: &Range<u64>, bytes: &[u8], part: Range<u64>) -> Vec<Range<u64>> {
-    let at = |byte: u64| usize::try_from(byte - run.start).expect("inside of the run");
-    let is_zero = |range: &Range<u64>| bytes[at(range.start)..at(range.end)].iter().all(|byte| *byte == 0);
-    let (mut begin, mut parts): (u64, Vec<Range<u64>>) = (part.start, Vec::new());
-    while begin < part.end {
-        let end = (begin / PIECE_BYTES * PIECE_BYTES + PIECE_BYTES).min(part.end);
-        match parts.last_mut() {
-            Some(last) if is_zero(last) == is_zero(&(begin..end)) => last.end = end,
-            _ => parts.push(begin..end),
-        }
-        begin = end;
-    }
-    parts
-}
-
-/// The pieces that lie in the range as a whole: of the others nothing is known yet.
-fn whole_pieces(range: &Range<u64>, size: u64) -> Range<u64> {
-    let end = if range.end == size { size } else { range.end / PIECE_BYTES * PIECE_BYTES };
-    range.start.next_multiple_of(PIECE_BYTES).min(end)..end
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_cannot_be_read_is_left_out_by_whole_blocks() {
-        let unreadable = |range: Range<u64>| Unreadable { range, why: String::new() };
-        let bad = bad_blocks(&[unreadable(5000..5512), unreadable(20_000..20_001)], 20_100);
-        assert_eq!(bad, [ByteRange { offset: 4096, len: 4096 }, ByteRange { offset: 16_384, len: 3716 }]);
-        assert_eq!(outside(&(0..20_100), &bad), [0..4096, 8192..16_384]);
-        assert_eq!(outside(&(4096..8192), &bad), []);
-        assert_eq!(outside(&(8192..9000), &bad).first(), Some(&(8192..9000)));
-    }
-
-    #[test]
-    fn zeros_are_told_from_the_rest_by_whole_pieces() {
-        const P: u64 = PIECE_BYTES;
-        let mut bytes = vec![0; 5 * P as usize];
-        bytes[2 * P as usize] = 1;
-        assert_eq!(by_zeros(&(P..6 * P), &bytes, P..6 * P), [P..3 * P, 3 * P..4 * P, 4 * P..6 * P]);
-        let parts = [2 * P + 512..3 * P, 3 * P..4 * P, 4 * P..4 * P + 512];
-        assert_eq!(by_zeros(&(P..6 * P), &bytes, 2 * P + 512..4 * P + 512), parts);
-    }
-
-    #[test]
-    fn only_whole_pieces_count_as_here() {
-        let piece = PIECE_BYTES;
-        assert_eq!(whole_pieces(&(4096..3 * piece + 5), 9 * piece), piece..3 * piece);
-        assert_eq!(whole_pieces(&(0..piece + 7), piece + 7), 0..piece + 7, "the last one is shorter");
-        assert!(whole_pieces(&(4096..8192), 9 * piece).is_empty());
+        self.ask(offset..offset.saturating_add(len.into()), done, &rest);
     }
 }

@@ -124,11 +124,15 @@ impl VolumeHandle {
     }
 
     /// The proofs of these blocks, which are given up here; none where one of them was neither read nor
-    /// written.
+    /// written. Those that `is_absent` holds for have no more to be proved than what was never written.
     #[must_use]
-    pub fn noted_proofs(&self, blocks: Range<u64>) -> Option<Vec<Proof>> {
+    pub fn noted_proofs(&self, blocks: Range<u64>, is_absent: impl Fn(u64) -> bool) -> Option<Vec<Proof>> {
         let mut proofs = self.0.noted.as_ref()?.proofs();
-        blocks.map(|block| proofs.remove(&block)).collect()
+        let proof = |block| {
+            let noted = proofs.remove(&block);
+            if is_absent(block) { Some(proof_of_nothing()) } else { noted }
+        };
+        blocks.map(proof).collect()
     }
 }
 
@@ -245,6 +249,8 @@ impl View {
             Op::Write if offset >= proofs_from && len.is_multiple_of(BLOCK_BYTES as u32) => {
                 self.write_proofs(submission);
             }
+            // Whether they are there.
+            Op::Presence if offset >= proofs_from => self.under.submit(submission),
             _ if !fits => end(submission, Err(VolumeError::OutOfRange)),
             _ if op.writes() && self.read_only => end(submission, Err(VolumeError::ReadOnly)),
             _ if len == 0 && op != Op::Flush => end(submission, Ok(())),
