@@ -2,7 +2,9 @@
 
 use crate::volume::{UNIT, World, wide};
 use cheetah_core::map::{DonorId, Redundancy};
-use cheetah_core::volume::{Effect, Event, Op, PartError, PartOp, VolumeError};
+use cheetah_core::volume::{Effect, Event, Op, PartError, PartOp, StatusRun, VolumeError};
+
+const BLOCK: u32 = 4096;
 
 fn world_without(lost: &[u64]) -> World {
     let mut world = World::new(wide(Redundancy { data: 3, parity: 1 }), false);
@@ -51,4 +53,45 @@ fn a_wrong_block_does_not_keep_the_others_from_being_compared() {
     world.answer(reads[0].part, Err(PartError::Corrupt { blocks: 1, forged: false }));
     let given_up = world.effects.iter().filter(|effect| matches!(effect, Effect::Abandon { .. })).count();
     assert_eq!(given_up, 0, "they may be wrong as well");
+}
+
+/// Reads the first four blocks of copies that are wrong where `wrong` has donor and block; by whom reads, and
+/// by whom may write.
+fn copies_read(parity: u32, wrong: &[(u64, u32)]) -> [Result<(), VolumeError>; 2] {
+    [true, false].map(|read_only| {
+        let mut world = World::new(wide(Redundancy { data: 1, parity }), read_only);
+        (1..=u64::from(parity) + 1).for_each(|donor| world.open(DonorId(donor)));
+        world.effects.clear();
+        world.submit(Op::Read, 0, 4 * BLOCK);
+        for _ in 0..20 {
+            for sent in world.sent() {
+                let blocks = (sent.address as u32 / BLOCK)..(sent.address as u32 + sent.len) / BLOCK;
+                let is_wrong = |block: &u32| wrong.contains(&(sent.donor.0, *block));
+                let wrong_blocks = blocks.clone().filter(is_wrong).count() as u32;
+                let answer = match sent.op {
+                    PartOp::Read if wrong_blocks > 0 => {
+                        Err(PartError::Corrupt { blocks: wrong_blocks, forged: false })
+                    }
+                    PartOp::Verify => {
+                        Ok(blocks.map(|block| StatusRun { len: BLOCK, hole: !is_wrong(&block) }).collect())
+                    }
+                    _ => Ok(vec![]),
+                };
+                world.answer(sent.part, answer);
+            }
+            world.serve_checks();
+            if let Some((_, result)) = world.completed().pop() {
+                return result;
+            }
+        }
+        panic!("a read that does not end");
+    })
+}
+
+#[test]
+fn what_is_wrong_in_one_copy_and_right_in_another_is_read_block_by_block() {
+    assert_eq!(copies_read(1, &[(1, 0), (2, 3)]), [Ok(()); 2]);
+    assert_eq!(copies_read(2, &[(1, 0), (1, 1), (2, 1), (2, 2), (3, 2), (3, 3)]), [Ok(()); 2]);
+    let lost = Err(VolumeError::DonorLost);
+    assert_eq!(copies_read(1, &[(1, 0), (2, 2), (1, 2)]), [lost; 2], "one block is wrong in both");
 }

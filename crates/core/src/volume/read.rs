@@ -110,6 +110,10 @@ fn read_copy(base: &mut Base, key: Key, span: Span) {
             base.set_phase(key, Phase::Reading);
         }
         None if lanes::asks_the_late_again(base, key) => read_copy(base, key, span),
+        // What is wrong in one copy may be right in another, block by block.
+        None if base.jobs[key].wrong != 0 && base.jobs[key].len() > BLOCK => {
+            read_otherwise(base, key, span, 0, 0);
+        }
         None if base.may_have_moved(span.group) => beside::rest(base, key),
         None => base.end_job(key, Err(VolumeError::DonorLost)),
     }
