@@ -95,3 +95,29 @@ fn what_is_wrong_in_one_copy_and_right_in_another_is_read_block_by_block() {
     let lost = Err(VolumeError::DonorLost);
     assert_eq!(copies_read(1, &[(1, 0), (2, 2), (1, 2)]), [lost; 2], "one block is wrong in both");
 }
+
+/// Another's server of a sealed volume: it cannot say whether it has what does not fit the seal.
+#[test]
+fn what_comes_wrong_from_who_keeps_no_checksums_is_asked_for_again_and_then_is_what_it_has() {
+    for (flipped_on_its_way, expected) in [(true, Ok(())), (false, Err(VolumeError::Corrupt))] {
+        let mut world = World::new(wide(Redundancy { data: 1, parity: 0 }), true);
+        world.open(DonorId(1));
+        world.effects.clear();
+        let tag = world.submit(Op::Read, 0, BLOCK);
+        let corrupt = Err(PartError::Corrupt { blocks: 1, forged: false });
+        for (nth, op) in [PartOp::Read, PartOp::Verify, PartOp::Read, PartOp::Verify].into_iter().enumerate()
+        {
+            let Some(sent) = world.sent().pop() else { break };
+            assert_eq!(sent.op, op);
+            let answer = match op {
+                PartOp::Read if nth > 0 && flipped_on_its_way => Ok(vec![]),
+                PartOp::Read => corrupt.clone(),
+                _ => Err(PartError::Unsupported),
+            };
+            world.answer(sent.part, answer);
+        }
+        assert_eq!(world.completed(), [(tag, expected)]);
+        let accused = world.volume.report().corrupt_blocks;
+        assert_eq!(accused.len(), usize::from(!flipped_on_its_way), "{accused:?}");
+    }
+}

@@ -91,6 +91,20 @@ impl Healing {
         }
     }
 
+    /// The donor did not say whether it has what came wrong from it. One that knows no checksums cannot: it
+    /// is asked once more, for a bit may have flipped on the way, and then that is what it has.
+    pub(super) fn not_told(&mut self, base: &mut Base, part: &Part, failure: Failure) {
+        if failure != Failure::Answer(PartError::Unsupported) {
+            return read::failed(base, part.job, part.slot, failure);
+        }
+        if base.jobs[part.job].verifies <= 1 {
+            return read::again(base, part.job, part.slot);
+        }
+        self.found_corrupt(base, *part, 1);
+        let wrong = PartError::Corrupt { blocks: 1, forged: false };
+        read::failed(base, part.job, part.slot, Failure::Answer(wrong));
+    }
+
     /// The donor did not say what it has where blocks are healed. One that knows no checksums cannot: what it
     /// sent is taken for what it has.
     pub(super) fn not_verified(&self, base: &mut Base, part: &Part, failure: Failure) {

@@ -503,7 +503,7 @@ impl Volume {
                 self.upkeep.healing.not_verified(base, &part, failure);
             }
             PartOp::Verify if !matches!(job.work, Work::Scrub { .. }) => {
-                read::failed(base, part.job, part.slot, failure);
+                self.upkeep.healing.not_told(base, &part, failure);
             }
             PartOp::Age if job.work == Work::Age => {}
             PartOp::Flush => flush::failed(base, part.job, part.placement.donor, failure),
