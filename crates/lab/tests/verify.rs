@@ -7,11 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use cheetah_lab::dice::Dice;
 use cheetah_lab::flip::{BLOCK_BYTES, Memory};
+use cheetah_lab::lan::{Lan, Node};
 use cheetah_lab::loaded::{Flipped, Front, Loaded, VOLUME, assert_same};
-use cheetah_lab::pool::Pool;
+use cheetah_lab::pool::{Access, Pool, State};
 use cheetah_lab::rivals::Rival;
 use cheetah_lab::verified::Verified;
 use cheetah_lab::wait;
@@ -85,6 +87,30 @@ fn a_volume_that_is_what_was_written_is_right() {
         assert!(holders.iter().all(|name| lines.iter().any(|line| line.starts_with(name))), "{said:?}");
         assert_eq!(lines.last(), Some(&"every block is what was written"), "{said:?}");
     }
+}
+
+/// What every donor sends while it is verified, counted at its link: hardly anything, until it is sealed.
+/// Then each block is read, to be compared with the seal.
+#[test]
+fn data_stays_where_it_is_until_the_volume_is_sealed() {
+    const DONORS: u8 = 4;
+    let lan = Arc::new(Lan::new(DONORS, "10gbit"));
+    let mut pool = Pool::of(Access::Members, State::Memory, Some(Arc::clone(&lan)));
+    pool.donate_everywhere(DONORS, "128M");
+    let stage = Loaded::on(pool, "parity:3+1");
+    let bytes = stage.image.len() as u64;
+    let sent_by_all = || (1..=DONORS).map(|number| lan.bytes_sent(Node::Donor(number))).sum::<u64>();
+    let sent_while_verified = || {
+        let before = sent_by_all();
+        Verified::run(&stage.pool, VOLUME).is_right();
+        sent_by_all() - before
+    };
+    let sent = sent_while_verified();
+    assert!(sent < bytes / 20, "{sent} bytes were sent of a volume of {bytes}");
+    stage.pool.ok(["seal", VOLUME]);
+    let sent = sent_while_verified();
+    // But for what is a hole, all of it.
+    assert!(sent > bytes / 4 * 3, "only {sent} bytes were sent of a sealed volume of {bytes}");
 }
 
 #[test]
