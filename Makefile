@@ -147,7 +147,7 @@ faults: build ## the fault table: donors fail under a checked load (root; REPEAT
 	@echo "== fault table"
 	@$(cargo) run --locked --release --quiet -p cheetah-lab --bin faults
 
-unclean: build ## fifty times a donor and the daemon end together under eight writers; who seals and saves is killed (20 min)
+unclean: build ## fifty times a donor (killed, stopped, cut off) and the daemon end together under eight writers; who seals and saves is killed (20 min)
 	@echo "== unclean stops"
 	@$(cargo) test --locked -p cheetah-lab --test unclean --test killed_sealing -- --ignored --nocapture
 

@@ -1,5 +1,5 @@
-//! A daemon and a donor that end together, killed or stopped, while tools write: what is read afterwards, by
-//! the next attachment and by the one after it.
+//! A daemon and a donor that end together while tools write, the donor killed, stopped or cut off: what is
+//! read afterwards, by the next attachment and by the one after it.
 //!
 //! Each block says which write it is of. A block that no write was under way to is what was acknowledged
 //! last; none is an error.
@@ -8,12 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use cheetah_lab::pool::Pool;
+use cheetah_lab::lan::{Lan, Node};
+use cheetah_lab::pool::{Pool, State};
 use cheetah_lab::wait;
 use rustix::process::Signal;
 
@@ -98,39 +99,74 @@ fn errors(path: &Path, ledger: &Ledger) -> BTreeSet<u64> {
 enum End {
     Killed,
     Stopped,
+    /// Its process lives, and nothing reaches it.
+    CutOff,
 }
 
-/// Nothing is lost when the daemon is killed so long after its donor has ended.
-fn ends_together(redundancy: &str, donors: u64, end: End, after: Duration) {
-    let mut pool = Pool::start();
-    for number in 0..donors {
+/// A donor that may come back.
+struct Victim {
+    name: String,
+    pid: u32,
+    /// Its host, in a lab.
+    node: Node,
+    lan: Option<Arc<Lan>>,
+}
+
+impl Victim {
+    fn end(&self, pool: &mut Pool, end: End) {
+        match (end, &self.lan) {
+            (End::Killed, _) => pool.donor(&self.name).kill(),
+            (End::Stopped, _) => pool.donor(&self.name).signal(Signal::STOP),
+            (End::CutOff, lan) => lan.as_ref().expect("it has a link of its own").cut(self.node),
+        }
+    }
+
+    /// It goes on where it stopped.
+    fn come_back(&self, end: End) {
+        match (end, &self.lan) {
+            (End::Killed, _) => {}
+            (End::Stopped, _) => cheetah_lab::mark::signal(self.pid, Signal::CONT),
+            (End::CutOff, lan) => lan.as_ref().expect("it has a link of its own").heal(self.node),
+        }
+    }
+}
+
+/// A pool with a volume; who can be cut off is on a host of its own.
+fn pool_for(end: End, redundancy: &str, donors: u8) -> (Pool, Option<Arc<Lan>>) {
+    let lan = (end == End::CutOff).then(|| Arc::new(Lan::new(donors, "10gbit")));
+    let mut pool = Pool::with(State::Memory, lan.clone());
+    for number in 1..=donors {
         pool.donate(&format!("d{number}"), "256M");
     }
     pool.ok(["create", "v", "24M", "--redundancy", redundancy]);
+    (pool, lan)
+}
+
+/// Nothing is lost when the daemon is killed so long after its donor has ended.
+fn ends_together(redundancy: &str, donors: u8, end: End, after: Duration) {
+    let (mut pool, lan) = pool_for(end, redundancy, donors);
     let path = pool.attach_fuse("v", &[]).path;
     let (stop, ledger) = (AtomicBool::new(false), Mutex::new(Ledger::default()));
-    let victim = pool.holders("v", 0).into_iter().next().expect("the holder of the first data slot");
+    let name = pool.holders("v", 0).into_iter().next().expect("the holder of the first data slot");
+    let number = name.strip_prefix('d').and_then(|number| number.parse().ok()).expect("a donor's number");
+    let victim = Victim { pid: pool.pid_of(&name), name, node: Node::Donor(number), lan };
     thread::scope(|scope| {
         scope.spawn(|| write_until(&path, &stop, &ledger, 1));
         wait::until("blocks of every writer", wait::SOON, || {
             ledger.lock().expect("a ledger").acknowledged.len() > 2_000
         });
-        match end {
-            End::Killed => pool.donor(&victim).kill(),
-            End::Stopped => pool.donor(&victim).signal(Signal::STOP),
-        }
+        victim.end(&mut pool, end);
         thread::sleep(after);
         pool.kill_daemons();
         stop.store(true, Ordering::Relaxed);
     });
     let mut ledger = ledger.into_inner().expect("a ledger");
     let path = thread::scope(|scope| {
-        let pid = pool.pid_of(&victim);
-        if end == End::Stopped {
+        if end != End::Killed {
             // It goes on while the next writer waits for it, or when that has gone on without it.
-            scope.spawn(move || {
+            scope.spawn(|| {
                 thread::sleep(Duration::from_secs(4));
-                cheetah_lab::mark::signal(pid, Signal::CONT);
+                victim.come_back(end);
             });
         }
         pool.attach_fuse("v", &[]).path
@@ -185,6 +221,16 @@ fn with_two_parities_a_stopped_donor_costs_nothing() {
 }
 
 #[test]
+fn with_three_copies_a_killed_donor_costs_nothing() {
+    ends_together("mirror:3", 3, End::Killed, Duration::from_millis(300));
+}
+
+#[test]
+fn with_two_parities_a_donor_that_is_cut_off_costs_nothing() {
+    ends_together("parity:3+2", 5, End::CutOff, Duration::ZERO);
+}
+
+#[test]
 fn a_stopped_donor_costs_nothing() {
     ends_together("parity:3+1", 5, End::Stopped, Duration::ZERO);
 }
@@ -194,9 +240,11 @@ fn a_stopped_donor_costs_nothing() {
 #[ignore = "fifty runs take a quarter of an hour"]
 fn fifty_donors_and_daemons_end_up_to_a_second_apart() {
     let kinds = [("parity:3+2", 5), ("mirror:3", 3), ("parity:3+1", 4), ("parity:2+1", 4), ("mirror:2", 2)];
+    let ends = [End::Killed, End::Stopped, End::CutOff];
     for run in 0..10 {
-        for (redundancy, donors) in kinds {
-            let end = if run % 2 == 0 { End::Killed } else { End::Stopped };
+        for (number, (redundancy, donors)) in (0..).zip(kinds) {
+            // Of each kind each end, at times of its own.
+            let end = ends[(run + number) as usize % ends.len()];
             let after = Duration::from_millis(run * 1000 / 9);
             ends_together(redundancy, donors, end, after);
             eprintln!("{redundancy}, {end:?}, {after:?} apart: nothing is lost");
