@@ -88,7 +88,8 @@ pub fn moves(volume: &VolumeStatus) -> Option<String> {
 
 /// How a donor does, in a few words.
 pub fn of_donor(donor: &DonorStatus) -> String {
-    match donor.health {
+    let checksums = if donor.keeps_checksums { "" } else { ", keeps no checksums" };
+    let does = match donor.health {
         DonorHealth::Unknown => "unknown, not heard of since the coordinator began".to_owned(),
         DonorHealth::Lost => format!("gone (silent for {} s)", donor.silent_ms / 1000),
         DonorHealth::Alive if donor.leaving => format!("leaving, {} to move", show_bytes(donor.bytes_held)),
@@ -102,7 +103,8 @@ pub fn of_donor(donor: &DonorStatus) -> String {
             0 => "alive".to_owned(),
             blocks => format!("alive, had {}", show_count(blocks, "wrong block")),
         },
-    }
+    };
+    does + checksums
 }
 
 /// What an attachment says of a donor that it cannot reach.

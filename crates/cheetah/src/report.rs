@@ -64,6 +64,9 @@ struct ShowReport {
     findings: Vec<Finding>,
     status: VolumeStatus,
     donors: Vec<Part>,
+    /// What becomes of blocks of donors that keep no checksums; absent where all keep them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unchecked: Option<String>,
     /// What nobody can read, and what each attachment cannot.
     lost: Vec<LostRange>,
     lost_to: Vec<Vec<LostRange>>,
@@ -87,6 +90,7 @@ struct Part {
     extents_held: u64,
     extents_filling: u64,
     gone: bool,
+    keeps_checksums: bool,
 }
 
 pub async fn status(options: cli::Status) -> Result<(), Failure> {
@@ -295,6 +299,7 @@ impl ShowReport {
             extents_filling: slots().filter(|slot| slot.filling.is_some_and(|to| to.donor == *id)).count()
                 as u64,
             gone: status.lost_donors.contains(&route.name),
+            keeps_checksums: route.foreign_export.is_none(),
         };
         let mut donors: Vec<Part> = map.routes.iter().map(part).collect();
         donors.sort_by_cached_key(|part| natural(&part.name));
@@ -302,6 +307,7 @@ impl ShowReport {
         ShowReport {
             state: findings::worst(&findings),
             findings,
+            unchecked: unchecked(&donors, status.content.sealed.is_some()),
             status,
             donors,
             lost,
@@ -314,7 +320,7 @@ impl ShowReport {
     }
 
     fn lines(&self) -> Vec<String> {
-        let ShowReport { findings, status, donors, lost, lost_to, rehearsal, unreadable, case, .. } = self;
+        let ShowReport { findings, status, donors, unchecked, lost, lost_to, rehearsal, .. } = self;
         let VolumeStatus { name, volume, size, redundancy, unit, epoch, follow, .. } = status;
         let mut lines = vec![
             format!("volume      {name} ({volume}), epoch {epoch}"),
@@ -332,8 +338,8 @@ impl ShowReport {
         lines.push(format!("may lose    {}", health::may_lose(status)));
         lines.push(format!("            {}", health::survives(status, rehearsal.as_ref())));
         lines.extend(health::moves(status).map(|line| format!("            {line}")));
-        lines.extend(content::lines(&status.content, unreadable));
-        lines.extend(case.iter().flat_map(custody::case_lines));
+        lines.extend(content::lines(&status.content, &self.unreadable));
+        lines.extend(self.case.iter().flat_map(custody::case_lines));
         for attachment in &status.attachments {
             let mode = if attachment.read_only { "read-only" } else { "read-write" };
             lines.push(format!("attached    {mode} by {}", health::attached(attachment)));
@@ -346,16 +352,18 @@ impl ShowReport {
             lines.extend(remarks.map(|remark| format!("            {remark}")));
         }
         for part in donors {
-            let Part { donor, name, address, extents_held, extents_filling, gone } = part;
+            let Part { donor, name, address, extents_held, extents_filling, gone, keeps_checksums } = part;
             let held = show_count(*extents_held, "extent");
             let filling = match extents_filling {
                 0 => String::new(),
                 more => format!(", is being given {more} more"),
             };
             let gone = if *gone { ", gone" } else { "" };
+            let sums = if *keeps_checksums { "" } else { ", keeps no checksums" };
             let far = health::out_of_reach_of(*donor, &status.attachments);
-            lines.push(format!("donor       {name} at {address} holds {held}{filling}{gone}{far}"));
+            lines.push(format!("donor       {name} at {address} holds {held}{filling}{sums}{gone}{far}"));
         }
+        lines.extend(unchecked.iter().map(|said| format!("unchecked   {said}")));
         lines.extend(lost_lines(donors, lost, ""));
         for (attachment, lost_here) in status.attachments.iter().zip(lost_to) {
             // What all see is said once.
@@ -370,6 +378,18 @@ impl ShowReport {
 
 fn name_in(donors: &[Part], id: DonorId) -> String {
     donors.iter().find(|part| part.donor == id).map_or_else(|| id.to_string(), |part| part.name.clone())
+}
+
+/// What is said of donors that keep no checksums: who finds a wrong block of theirs.
+fn unchecked(donors: &[Part], sealed: bool) -> Option<String> {
+    let theirs: Vec<&str> =
+        donors.iter().filter(|part| !part.keeps_checksums).map(|part| part.name.as_str()).collect();
+    let so = match sealed {
+        true => "each block that is read is compared with the seal all the same",
+        false => "who writes compares what it wrote itself, while it is attached; others read it as it comes",
+    };
+    let of = theirs.join(", ");
+    (!theirs.is_empty()).then(|| format!("what another NBD server gives, {of}: {so}"))
 }
 
 fn lost_lines(donors: &[Part], lost: &[LostRange], seen: &str) -> Vec<String> {
@@ -478,6 +498,7 @@ mod tests {
             bytes_given_up: 0,
             wrong_blocks: 0,
             has_bad_memory: false,
+            keeps_checksums: true,
         };
         PoolStatus {
             version: API_VERSION,

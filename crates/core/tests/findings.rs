@@ -34,6 +34,7 @@ fn donor(id: u64) -> DonorStatus {
         bytes_given_up: 0,
         wrong_blocks: 0,
         has_bad_memory: false,
+        keeps_checksums: true,
     }
 }
 

@@ -96,6 +96,10 @@ pub struct DonorStatus {
     /// They came again and again, and from it more than from all others: it is given nothing more.
     #[serde(default)]
     pub has_bad_memory: bool,
+    /// It knows the checksum of each block that it holds. False of another NBD server: what it gives is as
+    /// good as its word.
+    #[serde(default = "most_do")]
+    pub keeps_checksums: bool,
     /// It leaves when what it holds is moved.
     pub leaving: bool,
     /// Since the coordinator began. Until then it is believed to be as it was before.
@@ -109,6 +113,11 @@ pub struct DonorStatus {
     /// coordinator knows.
     #[serde(default)]
     pub bytes_given_up: u64,
+}
+
+/// What older coordinators do not say of their donors.
+fn most_do() -> bool {
+    true
 }
 
 /// The worse, the greater.

@@ -192,6 +192,7 @@ impl Coordinator {
             bytes_offered: u64::from(donor.spare()) * EXTENT_BYTES,
             wrong_blocks: donor.blame.blocks,
             has_bad_memory: donor.blame.has_bad_memory,
+            keeps_checksums: record.foreign_export.is_none(),
             leaving: record.leaving,
             heard: donor.heard,
             silent_ms: now.saturating_sub(donor.last_seen) / MILLISECOND_NS,

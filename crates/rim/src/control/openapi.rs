@@ -25,6 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const DONOR: DonorId = DonorId(1);
 const TOKEN: LeaseToken = LeaseToken(2);
+const BAD: BadRange = BadRange { group: 0, slot: 0, from: 0, to: 4096 };
 
 fn calls() -> Vec<Call> {
     let name = || "v".to_owned();
@@ -226,14 +227,13 @@ fn report() -> VolumeReport {
 
 fn amend() -> Amend {
     let placement = Placement { donor: DONOR, extent: 0 };
-    let bad = BadRange { group: 0, slot: 0, from: 0, to: 4096 };
     Amend {
         epoch: 1,
         exclude: vec![(DONOR, String::new())],
         keep: vec![KeptSlot { group: 0, slot: 0 }],
         filled: vec![Filled { group: 0, slot: 0, placement }],
-        bad: vec![bad],
-        rewritten: vec![bad],
+        bad: vec![BAD],
+        rewritten: vec![BAD],
     }
 }
 
@@ -340,6 +340,7 @@ fn donor_status() -> DonorStatus {
         bytes_given_up: 1,
         wrong_blocks: 1,
         has_bad_memory: true,
+        keeps_checksums: true,
     }
 }
 
@@ -398,7 +399,6 @@ fn backing() -> Backing {
 fn map() -> VolumeMap {
     let route = Route { name: "d".into(), address: "a".into(), foreign_export: Some(String::new()) };
     let placement = Placement { donor: DONOR, extent: 0 };
-    let bad = BadRange { group: 0, slot: 0, from: 0, to: 4096 };
     VolumeMap {
         volume: VolumeId(1),
         name: "v".into(),
@@ -408,8 +408,8 @@ fn map() -> VolumeMap {
         unit: 4096,
         groups: vec![Group { slots: vec![Slot { held: Some(placement), filling: Some(placement) }] }],
         routes: BTreeMap::from([(DONOR, route)]),
-        bad: vec![bad],
-        unreadable: vec![bad],
+        bad: vec![BAD],
+        unreadable: vec![BAD],
         hurry: true,
         backing: Some(backing()),
         proofs: Some(Proofs { root: Some(Root([0; 32])) }),

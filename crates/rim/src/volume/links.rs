@@ -24,6 +24,8 @@ pub(super) struct Link {
     pub(super) conns: Vec<Rc<Conn>>,
     opening: Option<tokio::task::AbortHandle>,
     probing: Option<tokio::task::AbortHandle>,
+    /// That its donor keeps no checksums was said.
+    warned: bool,
 }
 
 impl Driver {
@@ -118,9 +120,29 @@ impl Driver {
                     tokio::task::spawn_local(conn::send_all(driver.clone(), conn.clone()));
                     link.conns.push(conn);
                 }
+                this.warn_of_foreign(donor);
                 this.event(Event::Opened { donor, session });
             }
             Err(failure) => this.event(Event::Failed { donor, session, failure }),
+        }
+    }
+
+    /// Once for each: nobody else than who wrote it can say of a block there that it is wrong, but where the
+    /// volume is sealed.
+    fn warn_of_foreign(&mut self, donor: DonorId) {
+        let map = self.machine.map();
+        let Some(route) = map.routes.get(&donor).filter(|route| route.foreign_export.is_some()) else {
+            return;
+        };
+        let so = match map.proofs.as_ref().is_some_and(|proofs| proofs.root.is_some()) {
+            true => "what it gives is compared with the seal",
+            false if self.shared.read_only => "what it gives is taken as it comes",
+            false => "what it gives is compared with what was written from here, and else taken as it comes",
+        };
+        let name = &route.name;
+        let link = self.links.get_mut(&donor).expect("it was opened");
+        if !std::mem::replace(&mut link.warned, true) {
+            tracing::warn!("donor {name} is another NBD server, which keeps no checksums: {so}");
         }
     }
 
