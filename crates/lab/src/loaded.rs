@@ -3,7 +3,8 @@
 //! Owns: what each byte of the volume has to be, and where the blocks that were flipped are in it. Never:
 //! which of them may be errors; the test says so. Invariant: whatever is read is the image's or an error,
 //! else the test fails.
-//! Called by: `tests/flips.rs`, `tests/verify.rs`, `tests/verify_troubled.rs`.
+//! Called by: `tests/flips.rs`, `tests/flips_beside.rs`, `tests/verify.rs`, `tests/verify_troubled.rs` and
+//! others.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -384,13 +385,7 @@ h.shutdown()
         let accused = self.accused();
         let names: BTreeSet<&String> = flipped.iter().map(|flipped| &flipped.donor).collect();
         assert_eq!(accused.keys().collect::<BTreeSet<_>>(), names, "{accused:?}");
-        let status = self.pool.status();
-        let findings = status["findings"].as_array().cloned().unwrap_or_default();
-        let found = findings.iter().find(|finding| finding["code"] == "donor-wrong-blocks");
-        let what = found.and_then(|found| found["what"].as_str()).unwrap_or_default();
-        for (name, count) in &accused {
-            assert!(*count > 0 && what.contains(&format!("from {name}")), "{name}: {status}");
-        }
+        is_named(&self.pool, &accused);
     }
 
     /// Kills a donor; returns when everybody knows.
@@ -465,6 +460,18 @@ pub fn accused(pool: &Pool, wanted: impl Fn(&Value) -> bool) -> BTreeMap<String,
         }
     }
     counts
+}
+
+/// `status` has a finding that names these donors.
+#[track_caller]
+pub fn is_named(pool: &Pool, accused: &BTreeMap<String, u64>) {
+    let status = pool.status();
+    let findings = status["findings"].as_array().cloned().unwrap_or_default();
+    let found = findings.iter().find(|finding| finding["code"] == "donor-wrong-blocks");
+    let what = found.and_then(|found| found["what"].as_str()).unwrap_or_default();
+    for (name, count) in accused {
+        assert!(*count > 0 && what.contains(&format!("from {name}")), "{name}: {status}");
+    }
 }
 
 /// Compares the places of errors; a list of them would hide what differs.

@@ -2,21 +2,16 @@
 //!
 //! Each case knows what every block has to be and which blocks were flipped. A block is what was written, or
 //! an error where nothing else is left to read it from; never anything else. Who is accused is the donor
-//! whose memory is wrong, and nobody else, whatever is written meanwhile.
+//! whose memory is wrong, and nobody else. Readers beside a writer: `tests/flips_beside.rs`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use cheetah_lab::dice::Dice;
-use cheetah_lab::direct::{self, Aligned};
-use cheetah_lab::flip::{BLOCK_BYTES, Memory};
-use cheetah_lab::loaded::{FRONTS, Front, Loaded, VOLUME, accused, assert_same};
+use cheetah_lab::flip::BLOCK_BYTES;
+use cheetah_lab::loaded::{FRONTS, Front, Loaded, VOLUME, assert_same};
 use cheetah_lab::pool::Pool;
 use cheetah_lab::rivals::Rival;
 use cheetah_lab::{hash, tools, wait};
@@ -131,25 +126,53 @@ fn parity_is_healed_by_an_attachment_that_wrote_nothing() {
     who_may_write_heals("parity:3+1", 4, 0);
 }
 
-/// One donor is gone, and there is none to rebuild on. What is left of two parities covers one flip in a row.
-#[test]
-fn with_a_donor_gone_flips_in_two_others_are_read_around() {
-    let mut stage = Loaded::new("parity:3+2", 5);
+/// One donor is gone, and there is none to rebuild on. What is left of two parities covers one flip in a row,
+/// what is left of three copies one flip in two blocks.
+fn flips_beside_a_lost_donor(redundancy: &str, donors: usize) {
+    let mut stage = Loaded::new(redundancy, donors);
     let holders = stage.pool.holders(VOLUME, 0);
-    let data = stage.flip(&holders[1], FLIPS);
-    let rows: BTreeSet<u64> = data.flips.iter().map(|flip| flip.at % EXTENT).collect();
-    let other = stage.flip_where(&holders[2], FLIPS, 8, |at| !rows.contains(&at));
     stage.lose(&holders[0]);
-    for front in [Front::Export, Front::File] {
+    for (front, seed) in FRONTS.into_iter().zip((7..).step_by(2)) {
+        let first = stage.flip_where(&holders[1], FLIPS, seed, |_| true);
+        let rows: BTreeSet<u64> = first.flips.iter().map(|flip| flip.at % EXTENT).collect();
+        let second = stage.flip_where(&holders[2], FLIPS, seed + 1, |at| !rows.contains(&at));
         let attached = stage.attach(front, &["--read-only"]);
         stage.is_read_right(front, &attached);
         assert_same(&format!("{front:?}"), &stage.errors(front, &attached), &BTreeSet::new());
-        // Whoever comes later may find them put right.
-        if front == Front::Export {
-            stage.accuses(&[&data, &other]);
-        }
+        stage.accuses(&[&first, &second]);
+        stage.pool.detach(VOLUME);
+        wait::until("every flipped block to be what it was", LONG, || first.wrong() + second.wrong() == 0);
+    }
+}
+
+#[test]
+fn with_a_donor_gone_flips_in_two_others_are_read_around() {
+    flips_beside_a_lost_donor("parity:3+2", 5);
+}
+
+#[test]
+fn with_a_copy_gone_flips_in_the_other_two_are_read_around() {
+    flips_beside_a_lost_donor("mirror:3", 3);
+}
+
+/// The second extent is gone with its donor, and the first one has flips.
+#[test]
+fn without_redundancy_what_is_lost_and_what_is_flipped_are_errors_and_nothing_else() {
+    let mut pool = Pool::start();
+    pool.donate("d1", "64M");
+    pool.donate("d2", "64M");
+    let mut stage = Loaded::of(pool, "linear", (66 << 20) + 1536);
+    let flipped = stage.flip("d1", FLIPS);
+    stage.lose("d2");
+    let lost = (EXTENT..stage.image.len() as u64).step_by(BLOCK_BYTES);
+    let expected: BTreeSet<u64> = flipped.set().into_iter().chain(lost).collect();
+    for front in FRONTS {
+        let attached = stage.attach(front, &["--read-only"]);
+        assert_same(&format!("{front:?}"), &stage.errors(front, &attached), &expected);
+        stage.accuses(&[&flipped]);
         stage.pool.detach(VOLUME);
     }
+    assert_eq!(flipped.wrong(), FLIPS);
 }
 
 /// One more than redundancy covers: the flipped blocks, and those of the lost donor that would be rebuilt
@@ -165,7 +188,7 @@ fn beyond_redundancy_exactly_what_hangs_on_a_flip_is_an_error() {
         assert_eq!(place / UNIT % 3, 1, "the second slot holds every third unit from the second on");
         expected.insert(place - UNIT);
     }
-    for front in [Front::Export, Front::File] {
+    for front in FRONTS {
         let attached = stage.attach(front, &["--read-only"]);
         assert_same(&format!("{front:?}"), &stage.errors(front, &attached), &expected);
         stage.accuses(&[&flipped]);
@@ -338,189 +361,4 @@ fn beside_a_foreign_donor_ours_is_checked() {
     let accused = stage.accused();
     assert!(accused.keys().all(|name| *name == flipped.donor), "{accused:?}");
     stage.pool.detach(VOLUME);
-}
-
-/// What is written beside a reader, and read back by it.
-const VOLUME_BYTES: u64 = 24 << 20;
-/// The part of it that is written again and again: so few blocks that reads and writes meet.
-const REGION_BLOCKS: u64 = 128;
-const RUN_BLOCKS_MAX: u64 = 32;
-const WRITERS: u64 = 2;
-const BESIDE: Duration = Duration::from_secs(6);
-
-/// A block is one word over and over: its number and which write it is of.
-fn stamp(room: &mut [u8], first: u64, version: u64) {
-    for (block, bytes) in (first..).zip(room.chunks_mut(BLOCK_BYTES)) {
-        bytes.copy_from_slice(&(block << 32 | version).to_le_bytes().repeat(BLOCK_BYTES / 8));
-    }
-}
-
-/// Which write a block is of; none if it is not one write's.
-fn version_of(block: u64, bytes: &[u8]) -> Option<u64> {
-    let word = u64::from_le_bytes(bytes[..8].try_into().expect("a block is longer"));
-    let whole = bytes.chunks(8).all(|other| *other == word.to_le_bytes());
-    (whole && word >> 32 == block && word as u32 > 0).then_some(word & 0xffff_ffff)
-}
-
-/// Writes runs of blocks of its share of the region, the last version of each block to `versions`.
-fn write_until(file: &File, end: &AtomicBool, writer: u64, versions: &[AtomicU64]) {
-    let (mut dice, mut room) = (Dice::new(writer), Aligned::new((RUN_BLOCKS_MAX * BLOCK) as usize));
-    let share = REGION_BLOCKS / WRITERS;
-    for version in 2.. {
-        if end.load(Ordering::Relaxed) {
-            return;
-        }
-        // As often one block as many.
-        let count = if dice.below(2) == 0 { 1 } else { 1 + dice.below(RUN_BLOCKS_MAX) };
-        let first = writer * share + dice.below(share - count + 1);
-        let bytes = &mut room.bytes()[..(count * BLOCK) as usize];
-        stamp(bytes, first, version);
-        file.write_all_at(bytes, first * BLOCK).expect("a write beside a reader");
-        for block in first..first + count {
-            versions[block as usize].store(version, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Reads runs of so many blocks of the region; answers how many it read, and what is wrong with any.
-fn read_for(file: &File, time: Duration, blocks: u64) -> (u64, Vec<String>) {
-    let (mut dice, mut room) = (Dice::new(blocks), Aligned::new((blocks * BLOCK) as usize));
-    let (begun, mut read, mut wrong) = (Instant::now(), 0, Vec::new());
-    while begun.elapsed() < time {
-        let first = dice.below(REGION_BLOCKS / blocks) * blocks;
-        match file.read_exact_at(room.bytes(), first * BLOCK) {
-            Err(error) => wrong.push(format!("blocks from {first} on: {error}")),
-            Ok(()) => {
-                let torn = |(block, bytes): &(u64, &[u8])| version_of(*block, bytes).is_none();
-                let torn = (first..).zip(room.bytes().chunks(BLOCK_BYTES)).find(torn);
-                wrong.extend(torn.map(|(block, _)| format!("block {block} is of no one write")));
-            }
-        }
-        read += blocks;
-    }
-    (read, wrong)
-}
-
-/// A second attachment, as another user of the machine has it.
-struct Reader<'a> {
-    pool: &'a Pool,
-    path: PathBuf,
-}
-
-impl<'a> Reader<'a> {
-    #[track_caller]
-    fn new(pool: &'a Pool) -> Reader<'a> {
-        let point = pool.scratch().directory("reader");
-        let reader = Reader { pool, path: point.join(format!("{VOLUME}.raw")) };
-        let said = reader.run(&["attach", VOLUME, &point.display().to_string(), "--read-only"]);
-        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-        reader
-    }
-
-    fn run(&self, arguments: &[&str]) -> std::process::Output {
-        let mut command = self.pool.command();
-        command.args(arguments).env("XDG_RUNTIME_DIR", self.pool.scratch().directory("run-2"));
-        tools::output(&mut command)
-    }
-}
-
-impl Drop for Reader<'_> {
-    fn drop(&mut self) {
-        // Where the test has failed, the pool ends what this leaves.
-        let _ = self.run(&["detach", VOLUME]);
-    }
-}
-
-/// What is written and read at the same time is whole and nobody's fault; what flips then is found.
-fn beside_a_writer(redundancy: &str, donors: usize) {
-    tools::need_root("a look into a donor's memory");
-    let mut pool = Pool::start();
-    for number in 1..=donors {
-        pool.donate(&format!("d{number}"), "128M");
-    }
-    pool.ok(["create", VOLUME, &VOLUME_BYTES.to_string(), "--redundancy", redundancy]);
-    let written = pool.attach_fuse(VOLUME, &[]).path;
-    let blocks = VOLUME_BYTES / BLOCK;
-    let mut all = vec![0; VOLUME_BYTES as usize];
-    stamp(&mut all, 0, 1);
-    let file = File::options().write(true).open(&written).expect("the volume opens");
-    file.write_all_at(&all, 0).expect("a write");
-    file.sync_all().expect("a flush");
-    drop(file);
-    let versions: Vec<AtomicU64> = (0..blocks).map(|_| AtomicU64::new(1)).collect();
-
-    let reader = Reader::new(&pool);
-    let end = AtomicBool::new(false);
-    let written = direct::open(&written, true).expect("the volume opens");
-    let file = direct::open(&reader.path, false).expect("the volume opens");
-    let (single, runs) = thread::scope(|scope| {
-        for writer in 0..WRITERS {
-            let (written, end, versions) = (&written, &end, &versions);
-            scope.spawn(move || write_until(written, end, writer, versions));
-        }
-        let runs = scope.spawn(|| read_for(&file, BESIDE, 16));
-        let single = read_for(&file, BESIDE, 1);
-        let runs = runs.join().expect("a reader");
-        end.store(true, Ordering::Relaxed);
-        (single, runs)
-    });
-    drop(written);
-    for (read, wrong) in [&single, &runs] {
-        let first = &wrong[..wrong.len().min(3)];
-        assert!(wrong.is_empty(), "{redundancy}: of {read} blocks {} are wrong: {first:?}", wrong.len());
-        assert!(*read > 500, "{redundancy}: only {read} blocks were read");
-    }
-    assert_eq!(accused(&pool, |_| true), BTreeMap::new(), "{redundancy}: accused for what was being written");
-
-    // Of a mirror's copies the reader may take either: each has its own flips.
-    let mut victims = pool.holders(VOLUME, 0);
-    victims.truncate(if redundancy == "mirror:2" { 2 } else { 1 });
-    let mut flipped: BTreeSet<u64> = BTreeSet::new();
-    for victim in &victims {
-        let number =
-            |block: &[u8]| u64::from_le_bytes(block[..8].try_into().expect("a block is longer")) >> 32;
-        let is_data = |_: u64, block: &[u8]| {
-            let number = number(block);
-            number < blocks && version_of(number, block).is_some() && !flipped.contains(&number)
-        };
-        let flips = Memory::of(pool.pid_of(victim)).flip(&mut Dice::new(9), FLIPS / victims.len(), is_data);
-        flipped.extend(flips.iter().map(|flip| number(&flip.was)));
-    }
-    let mut room = Aligned::new(BLOCK_BYTES);
-    for (block, version) in (0..blocks).zip(&versions) {
-        match file.read_exact_at(room.bytes(), block * BLOCK) {
-            Ok(()) => {
-                let found = version_of(block, room.bytes());
-                assert_eq!(found, Some(version.load(Ordering::Relaxed)), "{redundancy}: block {block}");
-            }
-            Err(error) => {
-                assert_eq!(error.raw_os_error(), Some(EIO), "{error}");
-                assert!(
-                    redundancy == "linear" && flipped.contains(&block),
-                    "{redundancy}: block {block}: EIO"
-                );
-            }
-        }
-    }
-    let accused = accused(&pool, |attachment| attachment["read_only"] == true);
-    let strangers: Vec<_> = accused.keys().filter(|donor| !victims.contains(donor)).collect();
-    assert!(!accused.is_empty() && strangers.is_empty(), "{redundancy}: {accused:?}, not of {victims:?}");
-    drop(file);
-    drop(reader);
-    pool.detach(VOLUME);
-}
-
-#[test]
-fn nobody_is_accused_for_what_is_written_beside_a_reader_of_a_single_copy() {
-    beside_a_writer("linear", 2);
-}
-
-#[test]
-fn nobody_is_accused_for_what_is_written_beside_a_reader_of_a_mirror() {
-    beside_a_writer("mirror:2", 2);
-}
-
-#[test]
-fn nobody_is_accused_for_what_is_written_beside_a_reader_of_parity() {
-    beside_a_writer("parity:3+1", 4);
 }
