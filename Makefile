@@ -21,7 +21,7 @@ without = if [ "$${CI:-}" = true ]; then echo "$(1) is missing"; exit 1; else ec
 
 .PHONY: help setup build install dist demo test format lint unit instructions sim e2e fuzz bench bench-local bench-front bench-lan \
   bench-ahead bench-remote bench-thesis bench-scale bench-seeds \
-  bench-codes bench-disks bench-postmark bench-repair bench-owner mutants faults unclean power-cuts sim-bugs walk clean
+  bench-codes bench-disks bench-postmark bench-repair bench-owner bench-verify mutants faults unclean power-cuts sim-bugs walk clean
 
 help: ## say what there is (the default)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -138,6 +138,10 @@ bench-postmark: build ## by itself: PostMark on a disk and on pools of 2 to 4, b
 bench-owner: build ## by itself: how long an owner waits for 4 GiB that a donor's data takes (root)
 	@echo "== benchmark, owner"
 	@$(bench) owner
+
+bench-verify: build ## by itself: verify, load and checked reads beside what checksums cost alone (root; 10 min, 18 GiB; QUICK=1 3 min)
+	@echo "== benchmark, verification"
+	@$(bench) verify
 
 mutants: setup ## small changes of core and nbd that some test has to notice (SEED=1 OF_CORE=300 OF_NBD=100; hours)
 	@echo "== mutants"

@@ -44,6 +44,8 @@ pub struct World {
     pub libnbd: Vec<Worker>,
     pub nbdkit: u32,
     pub donors: Vec<u32>,
+    /// What each of them lends.
+    pub lent_bytes: u64,
     /// The daemons of the export and of the mirror's.
     pub clients: [u32; 2],
     pub pool: Pool,
@@ -56,7 +58,8 @@ impl World {
     pub fn start(bench: &Bench) -> Self {
         let mib = if bench.quick { 256 } else { 512 };
         let size = format!("{mib}M");
-        let mut pool = pool_of(mib);
+        let lent_mib = mib / 2 + mib + 384;
+        let mut pool = pool_of(mib, lent_mib);
         let export = pool.attach_export("export", &[]);
         let mirror = pool.attach_export("mirror", &[]);
         let lone = LoneDonor::tcp(&size);
@@ -96,6 +99,7 @@ impl World {
             libnbd: LIBNBD_CONNECTIONS.iter().map(|count| libnbd.worker(&nbdkit.uri, *count)).collect(),
             nbdkit: nbdkit.process.pid(),
             donors,
+            lent_bytes: lent_mib * MIB,
             clients: [export.pid, mirror.pid],
             pool,
             _lone: lone,
@@ -136,16 +140,14 @@ impl World {
     }
 }
 
-/// Donors, and the volumes of so many MiB on them.
+/// Donors, and the volumes of so many MiB on them. Each lends a quarter of two stripes, all of the mirror,
+/// two extents of 64 MiB each for the halves and for who sleeps, and two spare.
 #[track_caller]
-fn pool_of(mib: u64) -> Pool {
+fn pool_of(mib: u64, lent_mib: u64) -> Pool {
     let size = format!("{mib}M");
     let mut pool = Pool::in_the_clear();
-    // Of two stripes a quarter each, of the mirror all; two extents of 64 MiB each for the halves and for
-    // who sleeps, two spare.
-    let lent = format!("{}M", mib / 2 + mib + 384);
     for number in 1..=DONORS {
-        pool.donate(&format!("host-{number}"), &lent);
+        pool.donate(&format!("host-{number}"), &format!("{lent_mib}M"));
     }
     for (name, redundancy) in [("library", "stripe:4"), ("export", "stripe:4"), ("mirror", "mirror:4")] {
         pool.ok(["create", name, &size, "--redundancy", redundancy]);

@@ -13,6 +13,7 @@ use crate::bench::latency;
 use crate::bench::part::Bench;
 use crate::bench::rounds::{Side, Taken, Turn};
 use crate::bench::row::{Bar, Demand, Figure};
+use crate::bench::verify;
 use crate::bench::worker::{Load, Worker};
 use crate::figures::Series;
 use crate::load::Pattern;
@@ -39,7 +40,7 @@ pub fn run(bench: &mut Bench) {
         }
     }
     let client_bytes = world.clients.map(process::peak_resident_bytes).into_iter().max().unwrap_or_default();
-    memory_rows(bench, &beyond, client_bytes);
+    memory_rows(bench, &beyond, world.lent_bytes, client_bytes);
     for contender in world.contenders {
         contender.worker.end();
     }
@@ -58,19 +59,23 @@ impl Beyond {
     }
 }
 
-fn memory_rows(bench: &mut Bench, beyond: &Beyond, client_bytes: u64) {
+fn memory_rows(bench: &mut Bench, beyond: &Beyond, lent_bytes: u64, client_bytes: u64) {
     let mib = |bytes: u64| [bytes as f64 / MIB as f64].into_iter().collect::<Series>();
     for (id, what, value, bar) in [
-        ("local.memory.donor", "memory of a donor beyond its arena, the most of four", mib(beyond.0), 64.0),
+        (
+            "local.memory.donor",
+            "memory of a donor beyond its arena, the most of four",
+            mib(beyond.0),
+            verify::beyond_max(lent_bytes),
+        ),
         (
             "local.memory.client",
             "memory of a client that serves an export beyond its cache, its peak",
             mib(client_bytes.saturating_sub(CACHE_DEFAULT_BYTES)),
-            128.0,
+            Bar::ValueAtMost(128.0),
         ),
     ] {
-        let bar = Some(Bar::ValueAtMost(bar));
-        bench.row(&Figure { bar, ..Figure::new(id, what.to_owned(), "MiB", &value) });
+        bench.row(&Figure { bar: Some(bar), ..Figure::new(id, what.to_owned(), "MiB", &value) });
     }
 }
 

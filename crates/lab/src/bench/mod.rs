@@ -8,9 +8,9 @@
 //! process that stays outside), `part` (what one measures with), `row` (judges), `rounds` (takes turns),
 //! `worker` (makes loads, by a `child`), `results` (writes); the table's parts `local` (with `contenders`
 //! and `latency`), `front`, `lan`, `far`, `seeds`, `scale` (with `simulated`), `ahead`, `thesis`, and those
-//! that are measured by name, `codes`, `parity`, `disks`, `repair`, `owner`, `remote`, `postmark` (with
-//! `disk_model`); their loads `client`, `direct`, `file`, `libnbd`, `ping`; `machine`, `quiet` and `share`
-//! (what it runs on), `progress` and `plot`. Tests: in each of them.
+//! that are measured by name, `codes`, `parity`, `disks`, `repair`, `owner`, `remote`, `verify`, `postmark`
+//! (with `disk_model`); their loads `client`, `direct`, `file`, `libnbd`, `ping`; `machine`, `quiet` and
+//! `share` (what it runs on), `progress` and `plot`. Tests: in each of them.
 
 mod ahead;
 mod child;
@@ -47,6 +47,7 @@ mod seeds;
 mod share;
 mod simulated;
 mod thesis;
+mod verify;
 mod worker;
 
 use std::process::ExitCode;
@@ -82,12 +83,13 @@ const PARTS: [Part; 8] = [
 
 /// Measured where they are named: they take many gigabytes of memory, are about a library alone, or take long
 /// and are about one command.
-const BY_NAME: [Part; 7] = [
+const BY_NAME: [Part; 8] = [
     Part::new("codes", codes::SECONDS, codes::SETS, codes::run).without_network(),
     Part::new("parity", parity::SECONDS, parity::SETS, parity::run),
     Part::new("disks", disks::SECONDS, disks::SETS, disks::run),
     Part::new("remote", remote::SECONDS, remote::SETS, remote::run),
     Part::new("repair", repair::SECONDS, repair::SETS, repair::run),
+    Part::new("verify", verify::SECONDS, verify::SETS, verify::run),
     Part::new("postmark", postmark::SECONDS, postmark::SETS, postmark::run),
     Part::new("owner", owner::SECONDS, owner::SETS, owner::run),
 ];
