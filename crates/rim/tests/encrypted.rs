@@ -428,7 +428,7 @@ impl World {
         let tree = volume.lease.map.tree();
         volume.view.note_proofs();
         let contents = volume.read(0, SIZE as usize).unwrap();
-        let proofs = volume.view.noted_proofs(0..tree.blocks()).expect("all was read");
+        let proofs = volume.view.noted_proofs(0..tree.blocks(), |_| false).expect("all was read");
         let (mut ciphertext, mut plain) = (Builder::new(tree), Builder::new(Tree::new(SIZE)));
         ciphertext.feed_proofs(&proofs);
         plain.feed(&contents);
