@@ -209,6 +209,68 @@ fn who_cannot_undo_a_write_leaves_its_rows_unknown() {
     assert!(world.amendments().iter().any(|amend| !amend.bad.is_empty()));
 }
 
+/// `parity:2+1` whose writer died in the middle of a write of all three, which donor 3 has half; the others
+/// are asked for what makes that up.
+fn half_written_at_parity() -> World {
+    let mut world = World::start(Volume::new(wide(Redundancy { data: 2, parity: 1 }), false, false));
+    (1..=3).for_each(|donor| world.open(DonorId(donor)));
+    for sent in world.sent() {
+        let (to, landed) = (u64::from(UNIT), sent.donor != DonorId(3));
+        let write = ListedWrite { from: 0, to, number: 7, targets: 0b111, landed, undo: true, stale: false };
+        world.step(Event::Listed { part: sent.part, complete: 0, writes: vec![write] });
+        world.answer(sent.part, Ok(vec![StatusRun { len: sent.len, hole: true }]));
+    }
+    world
+}
+
+fn loses(world: &mut World, donor: DonorId) {
+    world.lose(donor);
+    let map = without(world.volume.map(), donor);
+    world.step(Event::Map(map));
+}
+
+#[test]
+fn a_write_that_is_made_up_is_undone_when_who_has_it_goes_meanwhile() {
+    let mut world = half_written_at_parity();
+    let reads = world.sent();
+    assert!(reads.iter().all(|sent| sent.op == PartOp::Read), "{reads:?}");
+    let read = reads.iter().find(|sent| sent.donor == DonorId(2)).expect("it has data").part;
+    world.answer(read, Ok(vec![]));
+    loses(&mut world, DonorId(1));
+    let mut undone = Vec::new();
+    for _ in 0..40 {
+        for sent in world.sent() {
+            if sent.op == PartOp::Undo {
+                undone.push((sent.donor, sent.mark.map(|mark| mark.number)));
+            }
+            world.answer(sent.part, Ok(vec![]));
+        }
+        assert!(world.amendments().iter().all(|amend| amend.bad.is_empty()), "nothing is lost");
+        if !world.volume.has_room() {
+            world.wake();
+        }
+    }
+    undone.sort_unstable();
+    assert_eq!(undone, [(DonorId(2), Some(7)), (DonorId(3), Some(7))]);
+    assert!(world.volume.has_room());
+}
+
+#[test]
+fn a_write_that_is_made_up_stays_when_who_had_it_goes_behind_that() {
+    let mut world = half_written_at_parity();
+    for sent in world.sent() {
+        world.answer(sent.part, Ok(vec![]));
+    }
+    world.serve_checks();
+    let [write] = world.sent()[..] else { panic!("parity is written") };
+    assert_eq!((write.donor, write.op), (DonorId(3), PartOp::Write));
+    loses(&mut world, DonorId(1));
+    world.answer(write.part, Ok(vec![]));
+    assert!(world.sent().iter().all(|sent| sent.op != PartOp::Undo), "parity has what was made up");
+    let (served, told) = serve_within(&mut world, SECOND_NS);
+    assert!(served && told.iter().all(|amend| amend.bad.is_empty()), "{told:?}");
+}
+
 #[test]
 fn a_part_of_a_block_that_is_lost_cannot_be_written() {
     let mut map = wide(Redundancy { data: 2, parity: 1 });

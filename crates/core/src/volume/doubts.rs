@@ -5,7 +5,8 @@
 //! one. Tests: below, `tests/volume_unclean.rs`, `tests/volume_resync.rs`, the simulator.
 
 use super::base::Base;
-use super::job::{Job, Slots, Undo, bit, slots_of};
+use super::job::{Job, Phase, Slots, Undo, Work, bit, slots_of};
+use super::judge::{Doubt, Way};
 use super::{Key, fill, stale};
 use crate::map::{BadRange, DonorId, Group, Placement, VolumeMap};
 use crate::units::Time;
@@ -22,6 +23,8 @@ pub(super) struct Torn {
     pub(super) missed: Slots,
     /// They fit together once this is undone.
     pub(super) undo: Option<Undo>,
+    /// Those that did not miss it may become too few while it is made up. Then this is undone.
+    pub(super) instead: Option<Undo>,
     /// Of copies: those that had what was written last cannot give it, so that one counts which missed it.
     pub(super) older: bool,
     /// They were looked at, and do not.
@@ -34,12 +37,18 @@ pub(super) struct Torn {
 impl Torn {
     /// Rows of which nobody knows who missed what.
     pub(super) fn rows(group: u32, lo: u32, hi: u32) -> Torn {
-        Torn { group, lo, hi, missed: 0, undo: None, older: false, unfit: false, stale: 0 }
+        Torn { group, lo, hi, missed: 0, undo: None, instead: None, older: false, unfit: false, stale: 0 }
     }
 
     /// Whether these are the very rows of a job.
     pub(super) fn is_of(&self, job: &Job) -> bool {
         (self.group, self.lo, self.hi) == (job.group, job.lo, job.hi)
+    }
+
+    /// Whether who missed something is being written what the others make up.
+    fn is_being_mended_by(&self, job: &Job) -> bool {
+        let mends = matches!(job.work, Work::Mend { .. } | Work::Resync);
+        mends && job.phase == Phase::Writing && self.is_of(job)
     }
 
     fn reaches(&self, group: u32, lo: u32, hi: u32) -> bool {
@@ -182,12 +191,79 @@ pub(super) fn forget_missed(base: &mut Base, map: &VolumeMap) {
         torn.missed = stay.into_iter().map(bit).sum();
         torn.stale &= if known { torn.missed } else { still_held(base, map, torn.group, torn.stale) };
         let mended = known && torn.missed == 0;
-        if !enough_without(&map.groups[group], torn.missed, map.redundancy.data) {
-            torn.missed = 0;
+        if has_new_holders(base, map, group) {
+            torn.instead = None;
+        }
+        let enough = enough_without(&map.groups[group], torn.missed, map.redundancy.data);
+        // Those that were made up are there as soon as who missed it has written them.
+        if !enough && !base.jobs.iter().any(|(_, job)| torn.is_being_mended_by(job)) {
+            turn_back(base, torn);
         }
         !mended
     });
     base.doubts.torn = all;
+}
+
+/// What is to become of rows that were judged so.
+pub(super) fn torn_of(base: &mut Base, group: u32, doubt: Doubt, all_asked: bool) -> Torn {
+    let Doubt { lo, hi, way, stale } = doubt;
+    let (missed, undo, instead) = match way {
+        Way::Without(missed, instead) => (missed, None, instead),
+        Way::Undo(undo) => (0, Some(undo), None),
+        // One that was not asked may make it up.
+        Way::None if all_asked => (0, None, None),
+        Way::None => (stale, None, None),
+    };
+    let mut torn = Torn { missed, undo, instead, stale, ..Torn::rows(group, lo, hi) };
+    // One of those that were asked may have gone meanwhile.
+    if instead.is_some() && !is_enough(base, &torn) {
+        turn_back(base, &mut torn);
+    }
+    torn
+}
+
+/// Those that did not miss it are too few to make it up. It is undone, if it can be; else nobody knows what
+/// the rows are.
+pub(super) fn turn_back(base: &mut Base, torn: &mut Torn) {
+    torn.missed = 0;
+    if torn.undo.is_none() {
+        torn.undo = torn.instead.take();
+    }
+    if torn.undo.is_some() {
+        // Whoever is being given one of the slots was given what is undone.
+        base.shape.slots().for_each(|slot| fill::unfill(base, torn.group, slot, torn.lo));
+    }
+}
+
+/// Whether the rows of a job are still to be mended by it: not where a write is undone instead.
+pub(super) fn is_to_be_mended(base: &Base, key: Key) -> bool {
+    base.doubts.torn.iter().any(|torn| torn.is_of(&base.jobs[key]) && torn.undo.is_none())
+}
+
+/// A job that was to mend these rows ended before they were.
+pub(super) fn not_mended(base: &mut Base, job: &Job) {
+    let mut all = std::mem::take(&mut base.doubts.torn);
+    for torn in all.iter_mut().filter(|torn| torn.is_of(job) && torn.undo.is_none() && torn.missed != 0) {
+        if job.wrote {
+            torn.instead = None;
+        }
+        if !is_enough(base, torn) {
+            turn_back(base, torn);
+        }
+    }
+    base.doubts.torn = all;
+}
+
+/// Whether those that did not miss it make it up.
+pub(super) fn is_enough(base: &Base, torn: &Torn) -> bool {
+    enough_without(&base.shape.map.groups[torn.group as usize], torn.missed, base.shape.geometry.data)
+}
+
+/// What a slot's new holder was given may be of the write that others would undo.
+fn has_new_holders(base: &Base, map: &VolumeMap, group: usize) -> bool {
+    let before = base.shape.map.groups[group].slots.iter().map(|slot| slot.held);
+    let after = map.groups[group].slots.iter().map(|slot| slot.held);
+    before.zip(after).any(|(before, after)| after.is_some() && before != after)
 }
 
 /// Of these slots, those that have the holder that they had.

@@ -26,8 +26,8 @@ struct Listed {
 /// What makes rows fit together that do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Without these slots they do.
-    Without(Slots),
+    /// Without these slots they do. Or, where that is known, once a write is undone.
+    Without(Slots, Option<Undo>),
     /// Without this write they do.
     Undo(Undo),
     /// Nobody knows one.
@@ -126,11 +126,11 @@ impl Hearing {
 fn without(stale: Slots, rest: Slots, data: u32, judged: Option<Way>, is_marked: bool) -> Way {
     let missed = match judged {
         None => Some(0),
-        Some(Way::Without(missed)) => Some(missed),
+        Some(Way::Without(missed, _)) => Some(missed),
         Some(Way::Undo(_) | Way::None) => None,
     };
     let enough = |missed: &Slots| (rest & !missed).count_ones() >= data && !is_marked;
-    missed.filter(enough).map_or(Way::None, |missed| Way::Without(missed | stale))
+    missed.filter(enough).map_or(Way::None, |missed| Way::Without(missed | stale, None))
 }
 
 /// Of the writes that are listed at one place: none if all is well, or what is to be done.
@@ -144,31 +144,30 @@ fn judge(here: &[Listed], asked: Slots, data: u32, is_former: impl Fn(u64) -> bo
         let of_write = here.iter().filter(|listed| listed.write.number == number);
         of_write.fold(0, |slots, listed| slots | listed.write.targets) & asked
     };
-    let has =
-        |number: u64| slots_of(targets(number)).filter(move |slot| landed(*slot) >= number).map(bit).sum();
-    let incomplete = |number: &u64| -> bool {
-        let has: Slots = has(*number);
-        has != targets(*number)
-    };
-    let mut open = numbers.iter().copied().filter(incomplete);
-    let number = open.next()?;
-    if open.next().is_some() || numbers.last() != Some(&number) {
+    let has = |number: u64| slots_of(targets(number)).filter(move |slot| landed(*slot) >= number).map(bit);
+    let incomplete = |number: &u64| has(*number).sum::<Slots>() != targets(*number);
+    let number = numbers.iter().copied().find(incomplete)?;
+    let lacks = targets(number) & !has(number).sum::<Slots>();
+    // What was to make one of them up takes in nothing but what the others have.
+    let makes_up = |later: &u64| targets(*later).is_power_of_two() && targets(*later) & !lacks == 0;
+    let mut later = numbers.iter().filter(|later| **later > number);
+    let is_last = later.clone().next().is_none();
+    if !later.all(makes_up) {
         // What was written over it may have taken in what did not fit.
         return Some(Way::None);
     }
-    let (has, targets): (Slots, Slots) = (has(number), targets(number));
+    let (has, targets): (Slots, Slots) = (has(number).sum(), targets(number));
     let of_write = || here.iter().filter(|listed| listed.write.number == number);
     let touched = of_write().fold(0, |slots, listed| slots | bit(listed.slot)) & targets;
     let others = asked & !targets;
     let enough = |slots: Slots| slots.count_ones() >= data;
-    Some(if enough(others | has) {
-        Way::Without(targets & !has)
-    } else if is_former(number) && of_write().all(|listed| listed.write.undo) {
-        Way::Undo(Undo { number, slots: touched })
-    } else if enough(others | (targets & !touched)) {
-        Way::Without(touched)
-    } else {
-        Way::None
+    let can_be_undone = is_last && is_former(number) && of_write().all(|listed| listed.write.undo);
+    let undo = can_be_undone.then_some(Undo { number, slots: touched });
+    Some(match undo {
+        _ if enough(others | has) => Way::Without(targets & !has, undo),
+        Some(undo) => Way::Undo(undo),
+        None if enough(others | (targets & !touched)) => Way::Without(touched, None),
+        None => Way::None,
     })
 }
 
@@ -194,7 +193,8 @@ mod tests {
     /// there was not asked.
     fn judged(data: u32, said: &[(u32, &[ListedWrite])]) -> Option<Slots> {
         way(data, said).map(|way| match way {
-            Way::Without(missed) => missed,
+            Way::Without(missed, None) => missed,
+            Way::Without(_, Some(undo)) => panic!("{undo:?}, and nothing is kept"),
             Way::None => 0,
             Way::Undo(undo) => panic!("{undo:?}"),
         })
@@ -254,7 +254,7 @@ mod tests {
         };
         hearing.hear(0, [at(5, 0, 8192, false), at(6, 4096, 12288, true), at(8, 16384, 20480, false)]);
         hearing.hear(1, [at(6, 4096, 12288, true)]);
-        let doubt = |lo, hi, missed| Doubt { lo, hi, way: Way::Without(missed), stale: 0 };
+        let doubt = |lo, hi, missed| Doubt { lo, hi, way: Way::Without(missed, None), stale: 0 };
         assert_eq!(hearing.doubts(1, 5, |_| true, &[]), [doubt(16384, 20480, 0b01)]);
     }
 
@@ -281,7 +281,7 @@ mod tests {
             hearing.doubts(data, 0, |_| true, marked)
         };
         let doubt = |lo, hi, way| Doubt { lo, hi, way, stale: 1 };
-        let without = Way::Without(1);
+        let without = Way::Without(1, None);
         assert_eq!(
             doubts(3, &[(4096, 8192)]),
             [doubt(0, 4096, without), doubt(4096, 8192, Way::None), doubt(8192, 12288, without)]
@@ -299,8 +299,8 @@ mod tests {
         assert_eq!(way(3, &all), undo(7, 0b01010));
         assert_eq!(
             way(3, &[(1, &has), (2, &has), (3, &has), (4, &[])]),
-            Some(Way::Without(0b10000)),
-            "forward"
+            Some(Way::Without(0b10000, Some(Undo { number: 7, slots: 0b01110 }))),
+            "forward, and back if one of them goes"
         );
         let lacks = [write(7, 0b11111, true)];
         assert_eq!(
@@ -308,7 +308,16 @@ mod tests {
             Some(Way::None),
             "one kept nothing"
         );
-        assert_eq!(way(3, &[(1, &lacks), (2, &[]), (3, &[]), (4, &[])]), Some(Way::Without(0b00010)), "back");
+        assert_eq!(
+            way(3, &[(1, &lacks), (2, &[]), (3, &[]), (4, &[])]),
+            Some(Way::Without(0b00010, None)),
+            "back"
+        );
+        // Who was to be given it was given half of that.
+        let again = [kept(7, false), ListedWrite { targets: 0b10000, ..kept(8, false) }];
+        let all: [(u32, &[ListedWrite]); 5] = [(0, &has), (1, &has), (2, &has), (3, &has), (4, &again)];
+        assert_eq!(way(3, &all), Some(Way::Without(0b10000, None)));
+        assert_eq!(way(3, &all[2..]), Some(Way::None), "two are too few");
         let own = [kept(100, true)];
         assert_eq!(
             way(3, &[(1, &own), (2, &[]), (3, &own), (4, &[])]),

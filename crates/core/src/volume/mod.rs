@@ -409,6 +409,9 @@ impl Volume {
             }
             Work::Patch { span, content, delta } => write::patch_lanes(base, key, span, content, delta),
             Work::Fill { slot, to } => fill::write(base, key, slot, to),
+            Work::Mend { .. } if !doubts::is_to_be_mended(base, key) => {
+                base.end_job(key, Err(VolumeError::DonorLost));
+            }
             Work::Heal { slot } | Work::Mend { slot } => heal::write(base, key, slot),
             _ => unreachable!("nothing else is checked"),
         }

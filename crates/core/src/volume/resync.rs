@@ -10,7 +10,7 @@
 use super::base::Base;
 use super::doubts::{Stage, Torn};
 use super::job::{Failure, Job, Missed, Phase, Progress, Run, Slots, Work, bit, slots_of};
-use super::judge::{Doubt, Hearing, Way};
+use super::judge::Hearing;
 use super::link::Link;
 use super::types::{Effect, Fragment, PartError, PartOp, StatusRun, VolumeError};
 use super::{BLOCK, Key, PAUSE_NS, doubts, fill, fit, flush, lanes, stale};
@@ -101,16 +101,19 @@ impl Resync {
             }
             Work::Resync | Work::Mend { .. } => {
                 self.open -= 1;
-                self.under_way.retain(|torn| !torn.is_of(job));
+                // One that is undone instead is another's.
+                let here = |torn: &Torn| torn.is_of(job) && torn.undo.is_none();
+                self.under_way.retain(|torn| !here(torn));
                 if done {
                     let mended = if let Work::Mend { slot } = job.work { bit(slot) } else { Slots::MAX };
                     base.doubts.torn.retain_mut(|torn| {
-                        let here = torn.is_of(job);
+                        let here = here(torn);
                         torn.missed &= if here { !mended } else { Slots::MAX };
                         !here || torn.missed != 0
                     });
                     base.jobs.look_at_waiting();
                 } else {
+                    doubts::not_mended(base, job);
                     self.pause_until = base.now + PAUSE_NS;
                 }
             }
@@ -154,6 +157,8 @@ impl Resync {
             Stage::Resyncing if self.open == 0 && (late || !self.waits_for_doubts(base)) => {
                 base.doubts.stage = Stage::Serving;
                 base.doubts.holds_back = true;
+                // From now on tools write there.
+                base.doubts.torn.iter_mut().for_each(|torn| torn.instead = None);
                 if base.shape.map.write_back {
                     // What a former writer wrote may be in memory alone, and this one does not know it.
                     flush::to_disks(base, None);
@@ -295,16 +300,10 @@ impl Resync {
             let doubts = hearing.doubts(base.shape.geometry.data, self.complete, is_former, &marks);
             // What is known of that now is all of it.
             base.doubts.torn.retain(|torn| torn.group != group || torn.stale == 0 || torn.undo.is_some());
-            base.doubts.torn.extend(doubts.into_iter().map(|Doubt { lo, hi, way, stale }| {
-                let (missed, undo) = match way {
-                    Way::Without(missed) => (missed, None),
-                    Way::Undo(undo) => (0, Some(undo)),
-                    // One that was not asked may make it up.
-                    Way::None if all_asked => (0, None),
-                    Way::None => (stale, None),
-                };
-                Torn { missed, undo, stale, ..Torn::rows(group, lo, hi) }
-            }));
+            for doubt in doubts {
+                let torn = doubts::torn_of(base, group, doubt, all_asked);
+                base.doubts.torn.push(torn);
+            }
         }
         for (group, slots) in std::mem::take(&mut self.beyond) {
             stale::adopt_behind_the_end(base, group, slots);
@@ -373,12 +372,20 @@ impl Resync {
             if torn.missed != 0 && slots_of(torn.missed).all(|slot| !base.shape.is_held(torn.group, slot)) {
                 continue;
             }
+            let mend = doubts::mendable(base, torn).map(|slot| Work::Mend { slot });
             let work = match torn.undo {
                 Some(undo) => Some(Work::Undo(undo)),
                 None if doubts::is_to_be_undone(base, torn.group, torn.lo, torn.hi) => continue,
+                // Of a former writer's: whoever comes next can then still tell by what donors list.
+                None if base.doubts.stage != Stage::Serving
+                    && base.shape.geometry.data > 1
+                    && mend.is_some() =>
+                {
+                    mend
+                }
                 // Who does not tell what it has is no source of parity.
                 None if torn.stale == 0 && doubts::can_resync(base, torn) => Some(Work::Resync),
-                None => doubts::mendable(base, torn).map(|slot| Work::Mend { slot }),
+                None => mend,
             };
             let work = work.or_else(|| fit::can_tell(base, torn).then_some(Work::Fit));
             if let Some(work) = work {
@@ -429,6 +436,9 @@ fn retry_waiting(base: &mut Base) {
 }
 
 pub(super) fn write_lanes(base: &mut Base, key: Key) {
+    if !doubts::is_to_be_mended(base, key) {
+        return base.end_job(key, Err(VolumeError::DonorLost));
+    }
     let geometry = base.shape.geometry;
     base.drop_parts(key);
     let job = &base.jobs[key];
