@@ -35,7 +35,7 @@ pub struct CustodyRecord {
 }
 
 /// All that is put down of one volume.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Log {
     name: String,
     /// Their number is the next one's sequence.
@@ -49,7 +49,7 @@ struct Log {
 }
 
 /// The logs of the pool.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Logs {
     logs: BTreeMap<VolumeId, Log>,
     order: u64,

@@ -23,7 +23,7 @@ use crate::units::{Time, check_name, show_bytes, show_count};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Donor {
     pub(super) record: DonorRecord,
     pub(super) alive: bool,

@@ -17,7 +17,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 /// A join that waits, with the entropy of its call.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Joining {
     join: Join,
     seed: u64,

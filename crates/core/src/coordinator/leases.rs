@@ -16,7 +16,7 @@ use crate::map::{DonorId, LeaseToken, VolumeId};
 use crate::seed::Seed;
 use crate::units::Time;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Lease {
     pub(super) record: LeaseRecord,
     pub(super) place: String,

@@ -72,7 +72,7 @@ pub struct MemberRecord {
     pub key: String,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Members {
     pub(super) authority: Option<AuthorityRecord>,
     pub(super) tokens: BTreeMap<TokenId, TokenRecord>,

@@ -198,7 +198,7 @@ enum Timer {
 }
 
 /// The control plane of one pool.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Coordinator {
     pool: PoolId,
     /// Grows with each change of what any donor shall hold.

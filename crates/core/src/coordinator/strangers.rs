@@ -12,7 +12,7 @@ use crate::units::Time;
 use std::collections::BTreeMap;
 
 /// With the time at which each asked last.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Strangers(BTreeMap<DonorId, (Time, Stranger)>);
 
 impl Strangers {

@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// How many donors a message lists before it says "and N more".
 const DONORS_NAMED_MAX: usize = 8;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Volume {
     pub(super) map: VolumeMap,
     pub(super) follow: bool,

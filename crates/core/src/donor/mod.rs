@@ -187,7 +187,7 @@ enum State {
 }
 
 /// One donor: its pool, its duties, its connections.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Donor {
     extents: u32,
     /// How many of them the machine's owner can spare.

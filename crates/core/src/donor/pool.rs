@@ -18,7 +18,7 @@ const RETRY_NS: u64 = SECOND_NS;
 /// A coordinator that answers a sync at once without news is not asked faster than this.
 const ASK_GAP_NS: u64 = HEARTBEAT_NS / 10;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Pool {
     identity: DonorId,
     /// Of a disk: which run this is.
