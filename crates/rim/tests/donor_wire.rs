@@ -207,8 +207,9 @@ fn a_client_that_numbers_its_writes_is_told_which_are_not_known_to_be_complete(o
     write(7, 0, 0);
     write(8, 0, REGION);
     write(9, 7, 2 * REGION);
-    // A write that its client does not finish.
-    writer.stream.write_all(&mark(10, 7)).unwrap();
+    // A write that its client does not finish, and of which nothing is kept to be put back.
+    let unkept = Mark { number: 10, targets: 0b11, complete: 7, keep: false };
+    writer.stream.write_all(&unkept.header().encode()).unwrap();
     let header = RequestHeader {
         flags: CmdFlags::EMPTY,
         command: Command::Write,
