@@ -33,7 +33,7 @@ enum Mode {
     One { seed: u64, trace: bool },
     Many { start: u64, count: u64, jobs: u64 },
     Bugs { samples: u64 },
-    Walk { paths: u64 },
+    Walk { paths: u64, seed: u64 },
     ReadAhead,
 }
 
@@ -82,7 +82,7 @@ fn parse() -> Result<(Mode, Setup), String> {
         return Ok((Mode::Bugs { samples }, setup));
     }
     if let Some(paths) = paths {
-        return Ok((Mode::Walk { paths }, setup));
+        return Ok((Mode::Walk { paths, seed: start }, setup));
     }
     let mode = seed.map_or(Mode::Many { start, count, jobs }, |seed| Mode::One { seed, trace });
     Ok((mode, setup))
@@ -106,7 +106,7 @@ fn main() -> ExitCode {
             bugs(samples, setup.bug);
             ExitCode::SUCCESS
         }
-        Mode::Walk { paths } => walk_all(paths, setup),
+        Mode::Walk { paths, seed } => walk_all(paths, seed, setup),
         Mode::ReadAhead => {
             print!("{}", cheetah_sim::read_ahead::table());
             ExitCode::SUCCESS
@@ -114,11 +114,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn walk_all(paths_max: u64, setup: Setup) -> ExitCode {
+fn walk_all(paths_max: u64, seed: u64, setup: Setup) -> ExitCode {
     let started = Instant::now();
-    let layout = setup.layout.unwrap_or(Layout { data: 2, parity: 1, spares: 0 });
+    let layout = setup.layout.unwrap_or(Layout { data: 2, parity: 1, spares: 1 });
     let mut shown = Instant::now();
-    let setup = walk::Setup { layout, lives: walk::LIVES, paths_max, bug: setup.bug };
+    let setup = walk::Setup { layout, lives: walk::LIVES, paths_max, seed, bug: setup.bug };
     let walked = walk::walk(setup, |walked| {
         if shown.elapsed() >= Duration::from_secs(5) {
             shown = Instant::now();

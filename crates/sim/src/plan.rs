@@ -120,7 +120,7 @@ impl Layout {
             [data, parity, spares] => (data, parity, spares),
             _ => return None,
         };
-        let fits = (2..=4).contains(&data) && (1..=2).contains(&parity) && spares <= 4;
+        let fits = (1..=4).contains(&data) && (1..=2).contains(&parity) && spares <= 4;
         fits.then_some(Layout { data, parity, spares })
     }
 }
