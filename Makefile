@@ -159,7 +159,7 @@ power-cuts: build ## disks lose power under writers and an ext4, and what their 
 	@echo "== power cuts"
 	@$(cargo) test --locked -p cheetah-lab --test power_cuts -- --ignored --nocapture --test-threads=1
 
-walk: setup ## every order in which writers and a donor of a small world can end (PATHS=10000000; half an hour and more)
+walk: setup ## every order in which writers and a donor of a small world can end (PATHS=10000000; more than an hour)
 	@echo "== walking"
 	@$(cargo) run --locked --release --quiet -p cheetah-sim -- --walk $(or $(PATHS),10000000)
 
