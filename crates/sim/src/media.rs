@@ -64,6 +64,7 @@ impl World {
             }
             _ => {
                 self.count("fault: a disk without room");
+                self.verdict.full_disks.insert(self.donors[d].id);
                 let until = self.now + self.rng.skewed(20 * MILLISECOND_NS, 10 * SECOND_NS);
                 say!(self, "the disk of donor {d} takes no blocks");
                 self.verdict.donor_in_trouble(self.donors[d].id, until);

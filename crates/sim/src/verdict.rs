@@ -56,6 +56,9 @@ pub(crate) struct Verdict {
     /// Volume, group, slot and block of its extent where a bit flipped, until it is written again. Without
     /// redundancy it goes wherever the slot is moved.
     pub(crate) rotted: BTreeSet<(VolumeId, usize, usize, u64)>,
+    /// Whose disk did not take writes for a while: without redundancy their blocks are wrong until they are
+    /// written again.
+    pub(crate) full_disks: BTreeSet<DonorId>,
     /// Volumes to which more happened than redundancy covers.
     pub(crate) beyond: BTreeSet<VolumeId>,
     /// Leases that ended, as the coordinator's records say.

@@ -437,6 +437,10 @@ impl World {
                 self.count("errors of what flipped and had no other copy");
                 Ok(())
             }
+            VolumeError::Corrupt if !self.verdict.full_disks.is_disjoint(&concerned) => {
+                self.count("errors of what a full disk did not take");
+                Ok(())
+            }
             // It is asked for again, and a bit may flip each time.
             VolumeError::Corrupt
                 if self.plan.flips_per_million > 0
