@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 
 use cheetah_lab::pool::Pool;
-use cheetah_lab::tools;
+use cheetah_lab::{tools, wait};
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
@@ -95,7 +95,11 @@ fn partitions_are_those_of_the_image_and_none_of_an_earlier_one() {
     pool.detach("a");
     let bare = pool.scratch().sparse_file("bare.dd", 16 * MIB).display().to_string();
     let losetup = |arguments: &[&str]| tools::run("losetup", arguments);
-    losetup(&[&left.display().to_string(), &bare]);
+    // Others may have that device for a moment: the kernel hands out the first that is free.
+    wait::until("the device that was free", wait::SOON, || {
+        let taken = tools::output(tools::command("losetup").args([&left.display().to_string(), &bare]));
+        taken.status.success()
+    });
     tools::run("partx", ["--add", "--nr", "1:2", &first_on(&left, &first)]);
     losetup(&["--detach", &left.display().to_string()]);
     assert_eq!(partitions(&left).len(), 2, "nothing was left behind");
@@ -183,7 +187,7 @@ fn users_that_nobody_sees_are_not_harmed() {
     hidden.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
     let hidden = Holder(hidden.spawn().expect("unshare"));
     let done = PathBuf::from(format!("{}.done", point.display()));
-    cheetah_lab::wait::until("the hidden mount", cheetah_lab::wait::SOON, || done.exists());
+    wait::until("the hidden mount", wait::SOON, || done.exists());
     let said = pool.run(["detach", "case"]);
     assert_eq!(said.status.code(), Some(4), "{}", said.err);
     assert!(said.err.contains("namespace"), "{}", said.err);
@@ -212,7 +216,7 @@ impl User {
         }
         command.args(["-c", &format!("set -e; {script}; touch {}; exec sleep 1000", begun.display())]);
         let user = User { holder: Holder(command.spawn().expect("bash")), begun };
-        cheetah_lab::wait::until("the user of the file", cheetah_lab::wait::SOON, || user.begun.exists());
+        wait::until("the user of the file", wait::SOON, || user.begun.exists());
         user
     }
 }
@@ -273,7 +277,7 @@ fn a_file_that_is_used_by_another_way_stays() {
     let write = write.replace("MAPPED", &format!("{bound}/case.raw")).replace("BEGUN", &begun);
     let mut mapper = tools::command("python3");
     let mapper = Holder(mapper.args(["-c", &write]).spawn().expect("python3"));
-    cheetah_lab::wait::until("what is mapped", cheetah_lab::wait::SOON, || Path::new(&begun).exists());
+    wait::until("what is mapped", wait::SOON, || Path::new(&begun).exists());
     tools::run("umount", ["--lazy", &bound]);
     refused(&pool, &[&format!("process {} (python3)", mapper.0.id())]);
     drop(mapper);
