@@ -382,8 +382,11 @@ h.shutdown()
     /// These and no others are accused, by `status` as well.
     #[track_caller]
     pub fn accuses(&self, flipped: &[&Flipped]) {
-        let accused = self.accused();
         let names: BTreeSet<&String> = flipped.iter().map(|flipped| &flipped.donor).collect();
+        // The pool hears of what was found with the next renewal of the lease.
+        let heard =
+            || Some(self.accused()).filter(|accused| names.iter().all(|name| accused.contains_key(*name)));
+        let accused = wait::for_some("who was found wrong to be accused", wait::SOON, heard);
         assert_eq!(accused.keys().collect::<BTreeSet<_>>(), names, "{accused:?}");
         is_named(&self.pool, &accused);
     }

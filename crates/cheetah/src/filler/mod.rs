@@ -6,8 +6,9 @@
 //! itself (`open`). Invariants: from before its lease on there is a record by which `fill` finds it; readers
 //! are sent here only once it serves; the volume counts as complete only when donors were asked after the
 //! last write and lack nothing that the source could give, and the pool knows what is on the disk; and what
-//! is sealed is told to be complete and sealed in one word. Tests: `lab/tests/open.rs`,
-//! `lab/tests/open_sealed.rs`.
+//! is sealed is told to be complete and sealed in one word. Files: `work` (reading and writing), `runs`
+//! (parts of what is read), `metadata` (what is expected to be asked for), `hashing`, `sealing`. Tests:
+//! `lab/tests/open.rs`, `lab/tests/open_sealed.rs`.
 
 mod hashing;
 mod metadata;

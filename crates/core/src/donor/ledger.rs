@@ -138,8 +138,8 @@ impl<B: Before> Ledger<B> {
         }
     }
 
-    /// No more comes of it, and not all of it did: what it covered, with its place, to be put back. Then it is
-    /// undone. `None`, and nothing is changed: that is not kept.
+    /// No more comes of it, and not all of it did: what it covered, with its place, to be put back. Then it
+    /// is undone. `None`, and nothing is changed: that is not kept.
     pub fn cut_off(&mut self, Ticket(ticket): Ticket) -> Option<(u64, B)> {
         let at = usize::try_from(ticket.checked_sub(self.first)?).ok()?;
         let entry = self.entries.get_mut(at).filter(|entry| !entry.write.landed)?;

@@ -9,9 +9,9 @@
 //! arena, so that what is wiped there is nowhere else. One receive takes all the requests that are there, one
 //! send (`sending`) answers them all: at 4 KiB and depth 64 that is a factor of 6. Write payloads land in the
 //! arena directly. Called by `donor`. Parts: `layered` (volumes that are larger than their memory), `late`
-//! (writes that are in memory before they are on a disk), `telling` (what the memory is like), `undoing` (what
-//! writes covered), `whole` (writes of encrypted ones). Tests:
-//! `tests/donor_wire.rs`, `tests/donor_export.rs`.
+//! (writes that are in memory before they are on a disk), `telling` (what the memory is like), `undoing`
+//! (what writes covered), `whole` (writes of encrypted ones). Tests: `tests/donor_wire.rs`,
+//! `tests/donor_export.rs`.
 //! One of the named modules that may use unsafe (vectored I/O on arena addresses).
 #![allow(unsafe_code)]
 

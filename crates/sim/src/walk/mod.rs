@@ -149,8 +149,8 @@ impl Beginning {
     }
 }
 
-/// Beginnings by how far they are: waiting for a lease, and with one, of each life; without the fault and with
-/// it, for there are many more of those that had it.
+/// Beginnings by how far they are: waiting for a lease, and with one, of each life; without the fault and
+/// with it, for there are many more of those that had it.
 struct Beginnings {
     stages: Vec<VecDeque<Beginning>>,
     next: usize,
