@@ -391,6 +391,17 @@ h.shutdown()
         is_named(&self.pool, &accused);
     }
 
+    /// At least one of these is accused, and no other, by `status` as well: what a reader finds has a tender
+    /// look at all of the volume, and that may heal the rest before the reader meets it.
+    #[track_caller]
+    pub fn accuses_some(&self, flipped: &[&Flipped]) {
+        let heard = || Some(self.accused()).filter(|accused| !accused.is_empty());
+        let accused = wait::for_some("somebody to be accused", wait::SOON, heard);
+        let is_flipped = |name: &String| flipped.iter().any(|flipped| flipped.donor == *name);
+        assert!(accused.keys().all(is_flipped), "{accused:?}");
+        is_named(&self.pool, &accused);
+    }
+
     /// Kills a donor; returns when everybody knows.
     #[track_caller]
     pub fn lose(&mut self, donor: &str) {

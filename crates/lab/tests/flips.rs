@@ -139,7 +139,7 @@ fn flips_beside_a_lost_donor(redundancy: &str, donors: usize) {
         let attached = stage.attach(front, &["--read-only"]);
         stage.is_read_right(front, &attached);
         assert_same(&format!("{front:?}"), &stage.errors(front, &attached), &BTreeSet::new());
-        stage.accuses(&[&first, &second]);
+        stage.accuses_some(&[&first, &second]);
         stage.pool.detach(VOLUME);
         wait::until("every flipped block to be what it was", LONG, || first.wrong() + second.wrong() == 0);
     }
