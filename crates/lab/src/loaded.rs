@@ -391,15 +391,30 @@ h.shutdown()
         is_named(&self.pool, &accused);
     }
 
-    /// At least one of these is accused, and no other, by `status` as well: what a reader finds has a tender
-    /// look at all of the volume, and that may heal the rest before the reader meets it.
+    /// How many wrong blocks of each donor the pool has counted, whoever found them.
     #[track_caller]
-    pub fn accuses_some(&self, flipped: &[&Flipped]) {
-        let heard = || Some(self.accused()).filter(|accused| !accused.is_empty());
-        let accused = wait::for_some("somebody to be accused", wait::SOON, heard);
-        let is_flipped = |name: &String| flipped.iter().any(|flipped| flipped.donor == *name);
-        assert!(accused.keys().all(is_flipped), "{accused:?}");
-        is_named(&self.pool, &accused);
+    pub fn counted(&self) -> BTreeMap<String, u64> {
+        let status = self.pool.status();
+        let donors = status["donors"].as_array().expect("donors");
+        let of = |donor: &Value| {
+            let name = donor["name"].as_str().expect("a name").to_owned();
+            (name, donor["wrong_blocks"].as_u64().expect("a count"))
+        };
+        donors.iter().map(of).collect()
+    }
+
+    /// Returns when the pool has counted more wrong blocks of each of these, and of no other, than `before`.
+    /// What a reader finds has a tender look at all of the volume, which may heal blocks that the reader then
+    /// does not meet: who accuses a donor is open, and that it is accused is not.
+    #[track_caller]
+    pub fn counts(&self, before: &BTreeMap<String, u64>, flipped: &[&Flipped]) {
+        let names: BTreeSet<String> = flipped.iter().map(|flipped| flipped.donor.clone()).collect();
+        let more = || -> BTreeMap<String, u64> {
+            self.counted().into_iter().filter(|(name, count)| before.get(name) < Some(count)).collect()
+        };
+        let heard = || Some(more()).filter(|more| names.iter().all(|name| more.contains_key(name)));
+        let more = wait::for_some("each donor's wrong blocks to be counted", wait::SOON, heard);
+        assert!(more.keys().all(|name| names.contains(name)), "{more:?}, not of {names:?}");
     }
 
     /// Kills a donor; returns when everybody knows.
