@@ -27,7 +27,7 @@ use crate::signals::Signals;
 use crate::verify;
 use cheetah_client::{Lease, Volume};
 use cheetah_core::api::{Answer, Call, Create, RefusalCode, Size, VolumeHealth, VolumeStatus};
-use cheetah_core::content::{Check, Fill, FillFrom, Loaded, OnDisk, Sealing, Source, Tell, ToLoad};
+use cheetah_core::content::{Check, Fill, FillFrom, Loaded, OnDisk, Source, Tell, ToLoad};
 use cheetah_core::text::written;
 use cheetah_core::units::show_bytes;
 use cheetah_rim::control::{CallError, Client, own_name};
@@ -289,12 +289,11 @@ impl Loading {
         if !report.is_right(&self.name) {
             return Ok(());
         }
-        let Hashes { md5, sha1, sha256 } = report.file_hashes.clone();
         let by_reading = report.checked_by == CheckedBy::ReadingBack;
-        let Roots { root, contents } = roots;
-        let sealing = Sealing { root, contents, md5, sha1, sha256, by_reading };
+        let sealing = roots.sealing(&report.file_hashes, by_reading);
+        let blake3 = sealing.blake3();
         seal::tell_sealed(&self.lease, sealing).await.map_err(Broken::By)?;
-        report.sealed = Some(roots.blake3());
+        report.sealed = Some(blake3);
         Ok(())
     }
 

@@ -7,8 +7,8 @@
 //! `filler`. Tests: `lab/tests/seal.rs`, `lab/tests/open_sealed.rs`.
 
 use crate::failure::Failure;
-use crate::fill::{Chunk, ToChannel, write_error};
-use cheetah_core::content::ByteRange;
+use crate::fill::{Chunk, Hashes, ToChannel, write_error};
+use cheetah_core::content::{ByteRange, Sealing};
 use cheetah_core::limits::BLOCK_BYTES;
 use cheetah_core::proofs::{Root, Tree};
 use cheetah_rim::proofs::{Builder, Proof};
@@ -34,9 +34,11 @@ pub struct Roots {
 }
 
 impl Roots {
-    /// Of the contents, of any volume.
-    pub fn blake3(&self) -> Root {
-        self.contents.unwrap_or(self.root)
+    /// What a volume that has these hashes as well is sealed as.
+    pub fn sealing(self, hashes: &Hashes, by_reading: bool) -> Sealing {
+        let Roots { root, contents } = self;
+        let Hashes { md5, sha1, sha256 } = hashes.clone();
+        Sealing { root, contents, md5, sha1, sha256, by_reading }
     }
 }
 

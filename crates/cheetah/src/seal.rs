@@ -158,15 +158,13 @@ async fn read_and_prove(
     let seconds = started.elapsed().as_secs_f64().max(1e-6);
     let name = volume.lease().volume().to_owned();
     check_as_loaded(content, &name, bytes, &hashes)?;
-    let Hashes { md5, sha1, sha256 } = hashes.clone();
-    let Roots { root, contents } = roots;
-    let sealing = Sealing { root, contents, md5, sha1, sha256, by_reading: true };
+    let sealing = roots.sealing(&hashes, true);
     let report = SealReport {
         volume: name,
         bytes,
         seconds,
         bytes_per_second: bytes as f64 / seconds,
-        blake3: roots.blake3(),
+        blake3: sealing.blake3(),
         hashes,
         unreadable,
     };

@@ -112,6 +112,14 @@ pub struct Sealing {
     pub by_reading: bool,
 }
 
+impl Sealing {
+    /// As of [`Sealed`].
+    #[must_use]
+    pub fn blake3(&self) -> Root {
+        self.contents.unwrap_or(self.root)
+    }
+}
+
 impl Sealed {
     /// BLAKE3 of the contents, which `b3sum` prints of a copy.
     #[must_use]

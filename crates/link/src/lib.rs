@@ -314,20 +314,9 @@ impl Link {
             asking.cookie += 1;
             let body = Waiting { bytes: Mutex::new(vec![0; room]), done };
             let context = self.session.base_allocation;
-            let (flags, mark, digest) = (CmdFlags::EMPTY, None, None);
             let transmission = &mut asking.transmission;
-            transmission.queue(Request {
-                cookie,
-                command,
-                flags,
-                offset,
-                length,
-                mark,
-                digest,
-                auth: Vec::new(),
-                context,
-                body,
-            });
+            let plain = Request::plain(cookie, command, offset, length, body);
+            transmission.queue(Request { context, ..plain });
             transmission.make_requests(0);
             let heads: Vec<u8> = transmission.unsent().flat_map(|part| part.head.to_vec()).collect();
             transmission.sent(heads.len() + payload.len());

@@ -30,20 +30,8 @@ fn session() -> Negotiated {
 }
 
 fn request(cookie: u64, command: Command, offset: u64, length: u32) -> Request<usize> {
-    let (flags, body) = (CmdFlags::EMPTY, cookie as usize);
     let context = (command == Command::BlockStatus).then_some(HOLES);
-    Request {
-        cookie,
-        command,
-        flags,
-        offset,
-        length,
-        mark: None,
-        digest: None,
-        auth: Vec::new(),
-        context,
-        body,
-    }
+    Request { context, ..Request::plain(cookie, command, offset, length, cookie as usize) }
 }
 
 /// What came, by the number of its request.

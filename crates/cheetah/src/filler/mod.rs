@@ -363,7 +363,7 @@ impl Running {
         );
         match verdict {
             Verdict::Sealed(sealing) => {
-                sealing::sealed(volume, &sealing.contents.unwrap_or(sealing.root).to_string());
+                sealing::sealed(volume, &sealing.blake3().to_string());
             }
             Verdict::Unsealed { why, .. } => tracing::error!("volume {volume} is not sealed: {why}"),
             Verdict::StaysOpen => {}

@@ -9,8 +9,6 @@ use super::hashing::Hashed;
 use crate::claims::Claimed;
 use crate::control::{Asked, Word};
 use crate::expected::{self, Expected, Hash};
-use crate::fill::Hashes;
-use crate::proofs::Roots;
 use crate::seal;
 use crate::signals::Signals;
 use cheetah_core::content::{ByteRange, Check, Sealing};
@@ -86,7 +84,7 @@ impl Filled<'_> {
             _ if self.check != Check::Same => {
                 not_now("not all donors said that they hold what was written".to_owned())
             }
-            Some(Ok(roots)) => Verdict::Sealed(Box::new(sealing(*roots, &self.hashed.hashes))),
+            Some(Ok(roots)) => Verdict::Sealed(Box::new(roots.sealing(&self.hashed.hashes, false))),
             Some(Err(why)) => not_now(why.clone()),
             None => not_now("it was not proved".to_owned()),
         }
@@ -106,12 +104,6 @@ impl Filled<'_> {
         let differing: Vec<String> = claimed.chain(expected::differing(&expected)).collect();
         (!differing.is_empty()).then(|| format!("the disk does not have {}", differing.join(" nor ")))
     }
-}
-
-fn sealing(roots: Roots, hashes: &Hashes) -> Sealing {
-    let Roots { root, contents } = roots;
-    let Hashes { md5, sha1, sha256 } = hashes.clone();
-    Sealing { root, contents, md5, sha1, sha256, by_reading: false }
 }
 
 /// Seals a volume that nobody fills any more, if that can be done now, and unless it is told to end.
@@ -143,6 +135,8 @@ pub(super) fn sealed(volume: &str, blake3: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fill::Hashes;
+    use crate::proofs::Roots;
     use cheetah_core::proofs::Root;
     use cheetah_source::{Claims, SourceError, Unreadable};
     use std::path::Path;

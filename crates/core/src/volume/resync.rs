@@ -372,20 +372,16 @@ impl Resync {
             if torn.missed != 0 && slots_of(torn.missed).all(|slot| !base.shape.is_held(torn.group, slot)) {
                 continue;
             }
-            let mend = doubts::mendable(base, torn).map(|slot| Work::Mend { slot });
+            let mend = || doubts::mendable(base, torn).map(|slot| Work::Mend { slot });
+            // Who does not tell what it has is no source of parity.
+            let resync = || (torn.stale == 0 && doubts::can_resync(base, torn)).then_some(Work::Resync);
+            let is_serving = base.doubts.stage == Stage::Serving;
             let work = match torn.undo {
                 Some(undo) => Some(Work::Undo(undo)),
                 None if doubts::is_to_be_undone(base, torn.group, torn.lo, torn.hi) => continue,
                 // Of a former writer's: whoever comes next can then still tell by what donors list.
-                None if base.doubts.stage != Stage::Serving
-                    && base.shape.geometry.data > 1
-                    && mend.is_some() =>
-                {
-                    mend
-                }
-                // Who does not tell what it has is no source of parity.
-                None if torn.stale == 0 && doubts::can_resync(base, torn) => Some(Work::Resync),
-                None => mend,
+                None if !is_serving && base.shape.geometry.data > 1 => mend().or_else(resync),
+                None => resync().or_else(mend),
             };
             let work = work.or_else(|| fit::can_tell(base, torn).then_some(Work::Fit));
             if let Some(work) = work {

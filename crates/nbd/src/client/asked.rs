@@ -36,6 +36,13 @@ pub struct Request<B> {
 }
 
 impl<B> Request<B> {
+    /// One of which nothing more is said than what every server understands.
+    #[must_use]
+    pub fn plain(cookie: u64, command: Command, offset: u64, length: u32, body: B) -> Request<B> {
+        let (flags, mark, digest, auth, context) = (CmdFlags::EMPTY, None, None, Vec::new(), None);
+        Request { cookie, command, flags, offset, length, mark, digest, auth, context, body }
+    }
+
     /// The bytes that follow its header.
     #[must_use]
     pub const fn payload_bytes(&self) -> u32 {

@@ -13,7 +13,7 @@ use cheetah_core::limits::CONNECT_DEADLINE_NS;
 use cheetah_core::map::Filler;
 use cheetah_core::volume::{Event, FetchError, Key, LinkFailure};
 use cheetah_nbd::client::{Answer, Request, Take, Transmission, Want};
-use cheetah_nbd::{CmdFlags, Command, Errno};
+use cheetah_nbd::{Command, Errno};
 use std::cell::RefCell;
 use std::rc::Weak;
 use std::time::Duration;
@@ -145,18 +145,8 @@ impl Asking {
 
 impl Link {
     fn queue(&mut self, ask: &Ask, output: &mut Vec<u8>) {
-        self.transmission.queue(Request {
-            cookie: ask.request.to_u64(),
-            command: Command::Cache,
-            flags: CmdFlags::EMPTY,
-            offset: ask.offset,
-            length: ask.len,
-            mark: None,
-            digest: None,
-            auth: Vec::new(),
-            context: None,
-            body: (),
-        });
+        let Ask { request, offset, len, .. } = *ask;
+        self.transmission.queue(Request::plain(request.to_u64(), Command::Cache, offset, len, ()));
         self.transmission.make_requests(0);
         let before = output.len();
         self.transmission.unsent().for_each(|part| output.extend_from_slice(part.head));
