@@ -40,9 +40,6 @@ fn parse_disk(text: &str) -> Result<DiskAt, String> {
     match text.parse::<Uri>() {
         Ok(uri) => return Ok(DiskAt::Export(uri)),
         Err(UriError::Scheme) => {}
-        Err(UriError::Tls) => {
-            return Err("NBD with TLS is not spoken here yet: nbd:// and nbd+unix:// are".to_owned());
-        }
         Err(why) => return Err(why.to_string()),
     }
     let sized = text.rsplit_once(':').filter(|(path, _)| !path.is_empty());
@@ -111,9 +108,10 @@ mod tests {
         assert_eq!(parse_disk("/dev/disk/by-path/pci-0:1:2"), at("/dev/disk/by-path/pci-0:1", Some(2)));
         assert_eq!(parse_disk("/dev/sdb"), at("/dev/sdb", None));
         assert_eq!(parse_disk("a:b"), at("a:b", None));
-        let uri = "nbd://lab7:10809/a";
-        assert_eq!(parse_disk(uri), Ok(DiskAt::Export(uri.parse().expect("a URI"))));
-        assert!(parse_disk("nbds://lab7/a").is_err_and(|why| why.contains("TLS")));
+        for uri in ["nbd://lab7:10809/a", "nbds://lab7/a?tls-certificates=/pki"] {
+            assert_eq!(parse_disk(uri), Ok(DiskAt::Export(uri.parse().expect("a URI"))));
+        }
+        assert!(parse_disk("nbds://lab7/a?tls-psk-file=keys").is_err_and(|why| why.contains("certificates")));
         assert!(parse_disk("").is_err());
     }
 }

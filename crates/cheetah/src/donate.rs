@@ -17,7 +17,7 @@ use cheetah_core::donor::owner::{self, Owner, Sample, Terms};
 use cheetah_core::limits::{DONOR_EXTENTS_MAX, DONOR_MEMORY_EXTENTS_MAX, EXTENT_BYTES};
 use cheetah_core::map::Medium;
 use cheetah_core::units::{check_name, parse_bytes, show_bytes};
-use cheetah_nbd::uri::{Transport, Uri};
+use cheetah_nbd::uri::{Tls, Transport, Uri};
 use cheetah_rim::arena::Arena;
 use cheetah_rim::collapse::Collapsing;
 use cheetah_rim::control::{
@@ -454,6 +454,7 @@ async fn donate_foreign(options: cli_serving::Donate) -> Result<(), Failure> {
     // Its pool says how it is spoken to.
     let Some(pool) = find_in_time(&options.pool, &mut signals).await? else { return Ok(()) };
     let transport = pool.transport();
+    fits(&uri, transport.tls().is_some())?;
     let probe = || cheetah_rim::volume::probe(Endpoint::Tcp(address), uri.export.clone(), &transport);
     let session = probe().await.map_err(|failure| Failure::failed(failure.into_why()))?;
     let extents = u32::try_from(session.info.size / EXTENT_BYTES).unwrap_or(u32::MAX).min(DONOR_EXTENTS_MAX);
@@ -475,6 +476,20 @@ async fn donate_foreign(options: cli_serving::Donate) -> Result<(), Failure> {
                 }
             }
         } => Err(Failure::failed(format!("the NBD server is gone, and what it held with it: {why}"))),
+    }
+}
+
+/// All of a pool ask a donor in one way, with the certificates that they have of the pool.
+fn fits(uri: &Uri, is_tls: bool) -> Result<(), Failure> {
+    match &uri.tls {
+        Some(tls) if *tls != Tls::default() => Err(Failure::usage(
+            "a donor is asked with the pool's own certificates: leave the tls- parameters out, and give its server \
+             those of `cheetah token new --role donor --pem DIR`",
+        )),
+        Some(_) if !is_tls => {
+            Err(Failure::usage("this pool speaks in the clear, and so do all donors: name nbd://"))
+        }
+        _ => Ok(()),
     }
 }
 

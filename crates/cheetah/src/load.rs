@@ -122,7 +122,9 @@ pub fn described(source: &dyn AnySource) -> Source {
     let path = source.path();
     let name = match path.to_str().filter(|_| is_address(path)) {
         // It names a socket of this machine.
-        Some(address) if address.starts_with("nbd+unix:") => written(address.as_bytes()),
+        Some(address) if address.starts_with("nbd+unix:") || address.starts_with("nbds+unix:") => {
+            written(address.as_bytes())
+        }
         // What an address asks with may be what opens a door.
         Some(address) => written(address.split(['?', '#']).next().unwrap_or_default().as_bytes()),
         None => {

@@ -136,7 +136,8 @@ fn an_export_that_cannot_be_a_disk_is_refused_and_left_as_it_is() {
     let named = Rival::qemu_nbd(300 * MIB, "lent");
     refused(&named.uri.replace("lent", "other"), &["no export of this name"]);
     refused("nbd://127.0.0.1:1/none", &["no connection"]);
-    refused("nbds://127.0.0.1:1/none", &["TLS"]);
+    refused("nbds://127.0.0.1:1/none", &["no connection"]);
+    refused("nbds://127.0.0.1:1/none?tls-psk-file=keys", &["certificates"]);
 }
 
 #[test]

@@ -3,14 +3,17 @@
 //!
 //! Owns: the socket, the handshake with a deadline, the thread that receives. Never: a second attempt, or
 //! what an answer means. Invariants: a link that was opened for reading sends nothing but READ, BLOCK_STATUS
-//! and DISC, whatever it is asked; each question is answered, or its asker hears that the connection ended.
+//! and DISC, whatever it is asked; each question is answered, or its asker hears that the connection ended;
+//! where TLS is asked for, the server is told of no export before it is spoken.
 //! Called by `source` (what a volume is filled from) and `rim::disk` (an export as a donor's disk). Tests:
-//! `lab/tests/remote.rs`, `lab/tests/disks_remote.rs`.
+//! `lab/tests/remote.rs`, `lab/tests/remote_tls.rs`, `lab/tests/disks_remote.rs`.
 #![forbid(unsafe_code)]
+
+pub mod tls;
 
 use cheetah_nbd::client::{self, Answer, Handshake, Request, Step, Take, Transmission, Want};
 use cheetah_nbd::proto::rep;
-use cheetah_nbd::uri::{Transport, Uri};
+use cheetah_nbd::uri::{Tls, Transport, Uri};
 use cheetah_nbd::{CmdFlags, Command, Descriptor, Errno, Negotiated, RequestHeader};
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -19,6 +22,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
+use tls::{NoTls, Records};
 
 /// Received at once.
 const RECEIVE_BYTES: usize = 256 << 10;
@@ -66,6 +70,13 @@ enum Socket {
     Unix(UnixStream),
 }
 
+/// The socket, and what is between it and plain bytes.
+#[derive(Debug)]
+struct Channel {
+    socket: Socket,
+    records: Option<Records>,
+}
+
 /// What may be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -78,7 +89,7 @@ pub enum Access {
 /// A connection whose handshake is done.
 #[derive(Debug)]
 pub struct Link {
-    socket: Socket,
+    channel: Channel,
     access: Access,
     /// What the two agreed on.
     pub session: Negotiated,
@@ -217,6 +228,14 @@ impl Socket {
         }
     }
 
+    /// One receive or send takes what is left until then at most.
+    fn limit_until(&self, until: Instant) -> io::Result<()> {
+        match until.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(io::Error::new(io::ErrorKind::TimedOut, "the server does not end it")),
+            left => self.limit(Some(left), Some(left)),
+        }
+    }
+
     fn receive(&self, room: &mut [u8]) -> io::Result<usize> {
         loop {
             let received = match self {
@@ -227,6 +246,15 @@ impl Socket {
                 Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
                 other => return other,
             }
+        }
+    }
+
+    /// What came is acknowledged at once: qemu-nbd sends an answer in several records, and the next of them
+    /// when the one before has been acknowledged, which else is 40 ms later.
+    fn acknowledge(&self) {
+        if let Socket::Tcp(stream) = self {
+            // Only a matter of latency.
+            let _ = rustix::net::sockopt::set_tcp_quickack(stream, true);
         }
     }
 
@@ -245,6 +273,40 @@ impl Socket {
     }
 }
 
+impl Channel {
+    /// Called by one at a time: records go in order.
+    fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        match &self.records {
+            None => self.socket.send(bytes),
+            Some(records) => records.send(bytes, |sealed| self.socket.send(sealed)),
+        }
+    }
+
+    fn receive(&self, room: &mut [u8]) -> io::Result<usize> {
+        match &self.records {
+            None => self.socket.receive(room),
+            Some(records) => records.receive(room, |room| {
+                self.socket.acknowledge();
+                self.socket.receive(room)
+            }),
+        }
+    }
+
+    /// Speaks TLS from here on.
+    fn start_tls(&mut self, uri: &Uri, until: Instant) -> Result<(), NoLink> {
+        let records = Records::new(uri, uri.tls.as_ref().unwrap_or(&Tls::default()));
+        let records = records.map_err(|why| NoLink::Final(why.to_string()))?;
+        let socket = &self.socket;
+        let receive = |room: &mut [u8]| {
+            socket.limit_until(until)?;
+            socket.receive(room)
+        };
+        records.begin(|sealed| socket.send(sealed), receive).map_err(|why| no_handshake(&why))?;
+        self.records = Some(records);
+        Ok(())
+    }
+}
+
 impl Link {
     /// A connection whose handshake is done, `time` at most after the other end took it.
     ///
@@ -253,11 +315,12 @@ impl Link {
     pub fn open(uri: &Uri, access: Access, time: Duration) -> Result<Arc<Link>, NoLink> {
         let again = |why: io::Error| NoLink::Again(format!("no connection: {why}"));
         let socket = Socket::connect(&uri.transport, time).map_err(again)?;
-        let (session, rest) = shake_hands(&socket, &uri.export, time)?;
-        socket.limit(None, Some(time)).map_err(again)?;
+        let mut channel = Channel { socket, records: None };
+        let (session, rest) = shake_hands(&mut channel, uri, time)?;
+        channel.socket.limit(None, Some(time)).map_err(again)?;
         let transmission = Transmission::new(&session, false, u64::from(u32::MAX), u32::MAX);
         let asking = Mutex::new(Asking { transmission, cookie: 0, ended: None });
-        let link = Arc::new(Link { socket, access, session, sending: Mutex::new(()), asking });
+        let link = Arc::new(Link { channel, access, session, sending: Mutex::new(()), asking });
         let receiver = link.clone();
         let receive = move || receiver.receive_all(rest);
         std::thread::Builder::new().name("nbd-link".to_owned()).spawn(receive).map_err(again)?;
@@ -322,7 +385,7 @@ impl Link {
             transmission.sent(heads.len() + payload.len());
             heads
         };
-        let sent = self.socket.send(&heads).and_then(|()| self.socket.send(payload));
+        let sent = self.channel.send(&heads).and_then(|()| self.channel.send(payload));
         drop(in_turn);
         if let Err(why) = sent {
             self.end(format!("the connection broke: {why}"));
@@ -345,7 +408,7 @@ impl Link {
         let mut asking = self.asking();
         asking.ended.get_or_insert(why);
         asking.transmission.end().for_each(drop);
-        self.socket.close();
+        self.channel.socket.close();
     }
 
     /// What the protocol wants said before the end.
@@ -354,7 +417,7 @@ impl Link {
         let header = RequestHeader { flags, command, cookie: u64::MAX, offset: 0, length: 0 };
         // Not between the halves of another request.
         if let Ok(_in_turn) = self.sending.try_lock() {
-            let _ = self.socket.send(&header.encode());
+            let _ = self.channel.send(&header.encode());
         }
         self.end("it is not wanted any more".to_owned());
     }
@@ -362,7 +425,7 @@ impl Link {
     fn receive_all(&self, mut input: Vec<u8>) {
         let mut room = vec![0; RECEIVE_BYTES];
         let why = loop {
-            match self.socket.receive(&mut room) {
+            match self.channel.receive(&mut room) {
                 Ok(0) => break "the server closed the connection".to_owned(),
                 Ok(count) => input.extend_from_slice(&room[..count]),
                 Err(why) => break format!("the connection broke: {why}"),
@@ -377,10 +440,9 @@ impl Link {
 }
 
 /// What was agreed on, and what came behind it.
-fn shake_hands(socket: &Socket, export: &str, time: Duration) -> Result<(Negotiated, Vec<u8>), NoLink> {
-    let again = |why: io::Error| NoLink::Again(format!("no handshake: {why}"));
+fn shake_hands(channel: &mut Channel, uri: &Uri, time: Duration) -> Result<(Negotiated, Vec<u8>), NoLink> {
     let want = Want {
-        export: export.to_owned(),
+        export: uri.export.clone(),
         structured: true,
         base_allocation: true,
         dirty: false,
@@ -388,40 +450,51 @@ fn shake_hands(socket: &Socket, export: &str, time: Duration) -> Result<(Negotia
         auth: false,
     };
     let (mut handshake, until) = (Handshake::new(want), Instant::now() + time);
-    let (mut output, mut room) = (Vec::new(), [0; 4096]);
+    if uri.tls.is_some() {
+        handshake = handshake.over_tls();
+    }
+    let (mut output, mut room, mut rest) = (Vec::new(), [0; 4096], 0..0);
+    // Under TLS.
+    let mut has_answered = false;
     loop {
         handshake.take_output(&mut output);
-        socket.send(&output).map_err(again)?;
+        channel.send(&output).map_err(|why| no_handshake(&why))?;
         output.clear();
         match handshake.poll() {
             Step::NeedInput => {}
-            Step::Ready(session) => return Ok((session, Vec::new())),
+            Step::Ready(session) => return Ok((session, room[rest].to_vec())),
+            Step::StartTls if rest.is_empty() => {
+                channel.start_tls(uri, until)?;
+                handshake.tls_started();
+                continue;
+            }
             Step::StartTls => {
-                return Err(NoLink::Final(
-                    "the server begins with TLS, which it was not asked for".to_owned(),
-                ));
+                return Err(NoLink::Final("the server speaks on in the clear, where TLS begins".to_owned()));
             }
             Step::Listed(_) => {
                 return Err(NoLink::Final("the server lists what it was not asked".to_owned()));
             }
             Step::Failed(error) => return Err(failed(&error)),
         }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(NoLink::Again("the server does not end its handshake".to_owned()));
-        }
-        socket.limit(Some(left), Some(left)).map_err(again)?;
-        match socket.receive(&mut room).map_err(again)? {
+        channel.socket.limit_until(until).map_err(|why| no_handshake(&why))?;
+        let received = channel.receive(&mut room).map_err(|why| match &channel.records {
+            Some(records) if !has_answered => no_handshake(&records.ended_at_once(why)),
+            _ => no_handshake(&why),
+        });
+        has_answered = channel.records.is_some();
+        match received? {
             0 => handshake.eof(),
-            count => {
-                let taken = handshake.input(&room[..count]);
-                if let (Ok(taken), Step::Ready(session)) = (taken, handshake.poll()) {
-                    handshake.take_output(&mut output);
-                    socket.send(&output).map_err(again)?;
-                    return Ok((session, room[taken..count].to_vec()));
-                }
-            }
+            // What is wrong with it is what the next step says.
+            count => rest = handshake.input(&room[..count]).unwrap_or(count)..count,
         }
+    }
+}
+
+/// Another attempt may end it, but where one end does not believe the other.
+fn no_handshake(why: &io::Error) -> NoLink {
+    match why.get_ref().is_some_and(|why| why.is::<NoTls>()) {
+        true => NoLink::Final(why.to_string()),
+        false => NoLink::Again(format!("no handshake: {why}")),
     }
 }
 
@@ -429,6 +502,7 @@ fn failed(error: &client::Error) -> NoLink {
     match error {
         client::Error::Refused { reply: rep::ERR_UNKNOWN, .. }
         | client::Error::Closed { asked_export_name: true } => NoLink::NotThere,
+        client::Error::TlsRequired => NoLink::Final(format!("{error}: nbds:// speaks TLS")),
         // It may be full: some serve one client at a time and close the next one's connection.
         client::Error::Closed { .. } | client::Error::Refused { reply: rep::ERR_SHUTDOWN, .. } => {
             NoLink::Again(error.to_string())

@@ -1,7 +1,9 @@
-//! NBD URIs: `nbd://host[:port]/export` and `nbd+unix:///export?socket=PATH`, as libnbd and qemu read them.
+//! NBD URIs: `nbd://host[:port]/export` and `nbd+unix:///export?socket=PATH`, as libnbd and qemu read them,
+//! and with TLS `nbds://` and `nbds+unix://`.
 //!
-//! Owns: parsing, percent-encoding and writing them. Never: resolves a name or opens a socket. Key
-//! invariant: what is written parses to the same value. Tests: below.
+//! Owns: parsing, percent-encoding and writing them. Never: resolves a name, opens a socket or reads a
+//! certificate. Key invariants: what is written parses to the same value; an address that asks for TLS is
+//! never taken for one without. Tests: below.
 
 use crate::limits::EXPORT_NAME_BYTES_MAX;
 use crate::proto::PORT;
@@ -15,9 +17,20 @@ pub struct Uri {
     pub transport: Transport,
     /// Decoded, at most 4096 bytes, without NUL. Empty: the server's default export.
     pub export: String,
+    /// Absent: all goes in the clear.
+    pub tls: Option<Tls>,
 }
 
-/// The address of a server. TLS and vsock have none here.
+/// What libnbd's parameters say of TLS.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Tls {
+    /// `tls-certificates`: a directory with `ca-cert.pem`, `client-cert.pem` and `client-key.pem`.
+    pub certificates: Option<String>,
+    /// `tls-hostname`: whose certificate the server shows, where it is not the host's in the address.
+    pub hostname: Option<String>,
+}
+
+/// The address of a server. Of vsock there is none here.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Transport {
     /// An IPv6 address stands here without its brackets.
@@ -37,10 +50,14 @@ pub enum Transport {
 /// Why a text is not a URI to connect to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum UriError {
-    /// Not one of `nbd:` and `nbd+unix:`.
+    /// Not one of `nbd:`, `nbds:`, `nbd+unix:` and `nbds+unix:`.
     Scheme,
-    /// `nbds:` and its kin, `tls-` parameters, or a user name.
-    Tls,
+    /// A user name or `tls-psk-file`: a key that both ends have before.
+    SharedKey,
+    /// `tls-verify-peer` is not true.
+    Unverified,
+    /// The name of a parameter about TLS, where the scheme has none.
+    InTheClear(String),
     /// No `//`, or a fragment.
     Form,
     /// A host that no resolver may be asked for, or brackets around what is no IPv6 address.
@@ -62,10 +79,11 @@ impl FromStr for Uri {
 
     fn from_str(text: &str) -> Result<Self, UriError> {
         let (scheme, rest) = text.split_once(':').ok_or(UriError::Scheme)?;
-        let unix = match scheme.to_ascii_lowercase().as_str() {
-            "nbd" => false,
-            "nbd+unix" => true,
-            "nbds" | "nbds+unix" | "nbds+vsock" => return Err(UriError::Tls),
+        let (unix, is_tls) = match scheme.to_ascii_lowercase().as_str() {
+            "nbd" => (false, false),
+            "nbds" => (false, true),
+            "nbd+unix" => (true, false),
+            "nbds+unix" => (true, true),
             _ => return Err(UriError::Scheme),
         };
         if rest.contains('#') {
@@ -77,15 +95,21 @@ impl FromStr for Uri {
         if export.len() > EXPORT_NAME_BYTES_MAX || export.contains('\0') {
             return Err(UriError::Export);
         }
-        let socket = socket_parameter(query)?;
+        let Parameters { socket, tls } = parameters(query, is_tls)?;
         let transport = match (unix, socket) {
             (true, Some(socket)) if authority.is_empty() => Transport::Unix { socket },
             (true, _) => return Err(UriError::Socket),
             (false, Some(_)) => return Err(UriError::Parameter("socket".to_owned())),
             (false, None) => tcp(authority)?,
         };
-        Ok(Self { transport, export })
+        Ok(Self { transport, export, tls: is_tls.then_some(tls) })
     }
+}
+
+#[derive(Default)]
+struct Parameters {
+    socket: Option<String>,
+    tls: Tls,
 }
 
 /// The authority and the export name, both still encoded.
@@ -96,7 +120,7 @@ fn split_authority(hierarchy: &str) -> Result<(&str, &str), UriError> {
 
 fn tcp(authority: &str) -> Result<Transport, UriError> {
     if authority.contains('@') {
-        return Err(UriError::Tls);
+        return Err(UriError::SharedKey);
     }
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
@@ -130,27 +154,34 @@ fn tcp(authority: &str) -> Result<Transport, UriError> {
     Ok(Transport::Tcp { host, port })
 }
 
-fn socket_parameter(query: &str) -> Result<Option<String>, UriError> {
-    let mut socket = None;
+fn parameters(query: &str, is_tls: bool) -> Result<Parameters, UriError> {
+    let mut found = Parameters::default();
     for pair in query.split(['&', ';']).filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let key = decode(key)?;
+        let (key, value) = (decode(key)?, decode(value)?);
         match key.as_str() {
-            "socket" if socket.is_none() => {
-                let path = decode(value)?;
-                // A NUL may only open an abstract name.
-                let nul = path.char_indices().any(|(at, c)| at > 0 && c == '\0');
-                if path.is_empty() || path == "\0" || nul {
-                    return Err(UriError::Socket);
-                }
-                socket = Some(path);
+            // A NUL may only open an abstract name.
+            "socket" if found.socket.is_some() || value.trim_start_matches('\0').is_empty() => {
+                return Err(UriError::Socket);
             }
-            "socket" => return Err(UriError::Socket),
-            _ if key.starts_with("tls-") => return Err(UriError::Tls),
+            "socket" if value.char_indices().any(|(at, c)| at > 0 && c == '\0') => {
+                return Err(UriError::Socket);
+            }
+            "socket" => found.socket = Some(value),
+            tls if tls.starts_with("tls-") && !is_tls => return Err(UriError::InTheClear(key)),
+            "tls-psk-file" | "tls-username" => return Err(UriError::SharedKey),
+            "tls-verify-peer" if ["true", "yes", "on", "1", "t", "y"].contains(&value.as_str()) => {}
+            "tls-verify-peer" => return Err(UriError::Unverified),
+            "tls-certificates" if is_text(&value) => found.tls.certificates = Some(value),
+            "tls-hostname" if is_text(&value) => found.tls.hostname = Some(value),
             _ => return Err(UriError::Parameter(key)),
         }
     }
-    Ok(socket)
+    Ok(found)
+}
+
+fn is_text(value: &str) -> bool {
+    !value.is_empty() && !value.contains('\0')
 }
 
 fn decode(text: &str) -> Result<String, UriError> {
@@ -187,9 +218,10 @@ fn encode(text: &str, keep: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.tls.is_some() { "nbds" } else { "nbd" })?;
         match &self.transport {
             Transport::Tcp { host, port } => {
-                f.write_str("nbd://")?;
+                f.write_str("://")?;
                 if host.contains(':') {
                     f.write_str("[")?;
                     encode(host, b":", f)?;
@@ -201,13 +233,24 @@ impl fmt::Display for Uri {
                     write!(f, ":{port}")?;
                 }
             }
-            Transport::Unix { .. } => f.write_str("nbd+unix://")?,
+            Transport::Unix { .. } => f.write_str("+unix://")?,
         }
         f.write_str("/")?;
         encode(&self.export, b"/:@", f)?;
-        if let Transport::Unix { socket } = &self.transport {
-            f.write_str("?socket=")?;
-            encode(socket, b"/:@", f)?;
+        let socket = match &self.transport {
+            Transport::Unix { socket } => Some(socket),
+            Transport::Tcp { .. } => None,
+        };
+        let tls = self.tls.as_ref();
+        let certificates = tls.and_then(|tls| tls.certificates.as_ref());
+        let hostname = tls.and_then(|tls| tls.hostname.as_ref());
+        let parameters = [("socket", socket), ("tls-certificates", certificates), ("tls-hostname", hostname)];
+        let mut before = '?';
+        for (key, value) in parameters {
+            let Some(value) = value else { continue };
+            write!(f, "{before}{key}=")?;
+            encode(value, b"/:@", f)?;
+            before = '&';
         }
         Ok(())
     }
@@ -216,8 +259,23 @@ impl fmt::Display for Uri {
 impl fmt::Display for UriError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Scheme => write!(f, "the address does not start with nbd:// or nbd+unix://"),
-            Self::Tls => write!(f, "the address asks for TLS, which is not supported yet"),
+            Self::Scheme => {
+                write!(f, "the address does not start with nbd://, nbds://, nbd+unix:// or nbds+unix://")
+            }
+            Self::SharedKey => write!(
+                f,
+                "the address has a user name or a key that both ends share (tls-psk-file), which is not spoken: \
+                 nbds:// shows certificates (tls-certificates=DIR)"
+            ),
+            Self::Unverified => write!(
+                f,
+                "the address would have any server believed: leave tls-verify-peer out, and name who vouches for \
+                 the server with tls-certificates=DIR (ca-cert.pem)"
+            ),
+            Self::InTheClear(key) => {
+                let key = key.escape_debug();
+                write!(f, "the address has '{key}' and speaks in the clear: nbds:// speaks TLS")
+            }
             Self::Form => {
                 write!(
                     f,
@@ -245,11 +303,16 @@ mod tests {
     use proptest::prelude::*;
 
     fn tcp(host: &str, port: u16, export: &str) -> Uri {
-        Uri { transport: Transport::Tcp { host: host.into(), port }, export: export.into() }
+        Uri { transport: Transport::Tcp { host: host.into(), port }, export: export.into(), tls: None }
     }
 
     fn unix(socket: &str, export: &str) -> Uri {
-        Uri { transport: Transport::Unix { socket: socket.into() }, export: export.into() }
+        Uri { transport: Transport::Unix { socket: socket.into() }, export: export.into(), tls: None }
+    }
+
+    fn tls(uri: Uri, certificates: Option<&str>, hostname: Option<&str>) -> Uri {
+        let (certificates, hostname) = (certificates.map(str::to_owned), hostname.map(str::to_owned));
+        Uri { tls: Some(Tls { certificates, hostname }), ..uri }
     }
 
     #[test]
@@ -269,6 +332,10 @@ mod tests {
             ("nbd+unix:///?socket=/run/a%3Fb", unix("/run/a?b", "")),
             ("nbd+unix://?socket=/s", unix("/s", "")),
             ("nbd+unix:///?socket=%00/abstract", unix("\0/abstract", "")),
+            ("nbds://h/x", tls(tcp("h", PORT, "x"), None, None)),
+            ("NBDS://h/x?tls-verify-peer=true", tls(tcp("h", PORT, "x"), None, None)),
+            ("nbds://h:1/?tls-certificates=/a%20b", tls(tcp("h", 1, ""), Some("/a b"), None)),
+            ("nbds+unix:///x?socket=s&tls-hostname=lab7", tls(unix("s", "x"), None, Some("lab7"))),
         ] {
             assert_eq!(text.parse(), Ok(uri), "{text}");
         }
@@ -277,10 +344,15 @@ mod tests {
     #[test]
     fn refuses_what_it_would_misread() {
         for (text, error) in [
-            ("nbds://h/x", UriError::Tls),
-            ("nbds+unix:///x?socket=s", UriError::Tls),
-            ("nbd://h/x?tls-type=psk", UriError::Tls),
-            ("nbd://user@h/x", UriError::Tls),
+            ("nbds://user@h/x", UriError::SharedKey),
+            ("nbd://user@h/x", UriError::SharedKey),
+            ("nbds://h/x?tls-psk-file=/keys", UriError::SharedKey),
+            ("nbds://h/x?tls-verify-peer=false", UriError::Unverified),
+            ("nbds://h/x?tls-type=psk", UriError::Parameter("tls-type".into())),
+            ("nbds://h/x?tls-certificates=", UriError::Parameter("tls-certificates".into())),
+            ("nbds+unix:///x", UriError::Socket),
+            ("nbds+vsock:///x", UriError::Scheme),
+            ("nbd://h/x?tls-certificates=/a", UriError::InTheClear("tls-certificates".into())),
             ("http://h/x", UriError::Scheme),
             ("disk.img", UriError::Scheme),
             ("nbd:localhost:10809", UriError::Form),
@@ -318,14 +390,16 @@ mod tests {
         #[test]
         fn what_is_written_parses_to_the_same(
             host in "[a-z0-9.-]{1,20}|::1|fe80::1%eth0", port in 1u16.., export in "[^\0]{0,40}",
-            socket in "\0?[^\0]{1,40}", use_unix: bool,
+            socket in "\0?[^\0]{1,40}", use_unix: bool, use_tls: bool,
+            certificates in proptest::option::of("[^\0]{1,20}"), hostname in proptest::option::of("[a-z0-9.]{1,20}"),
         ) {
             let uri = if use_unix { unix(&socket, &export) } else { tcp(&host, port, &export) };
+            let uri = if use_tls { tls(uri, certificates.as_deref(), hostname.as_deref()) } else { uri };
             prop_assert_eq!(uri.to_string().parse(), Ok(uri));
         }
 
         #[test]
-        fn any_text_parses_or_is_refused_and_parsing_is_stable(text in "(nbd://|nbd\\+unix://)?[ -~\u{e9}]{0,60}") {
+        fn any_text_parses_or_is_refused_and_parsing_is_stable(text in "(nbds?://|nbds?\\+unix://)?[ -~\u{e9}]{0,60}") {
             if let Ok(uri) = text.parse::<Uri>() {
                 prop_assert_eq!(uri.to_string().parse(), Ok(uri));
             }

@@ -1,13 +1,34 @@
 //! The files that an image lies in, and what is wrong where one of its blocks is.
 //!
 //! Owns: that nothing is read beyond a file's end or into more memory than a limit, whatever an image says;
-//! one identity for all of the files. Called by `blocks`, `parts` and the readers. Tests: below.
+//! one identity for all of the files; where the name of a file ends in an address. Called by `blocks`,
+//! `parts` and the readers. Tests: below.
 
-use crate::{RawSource, Source, SourceError};
-use std::path::Path;
+use crate::{RawSource, Source, SourceError, is_address};
+use std::path::{Path, PathBuf};
 
 /// What is read of an image at once, beside its blocks: tables and headers.
 pub(crate) const TABLE_BYTES_MAX: u64 = 64 << 20;
+
+/// A path; of an address, what stands before its query, and that.
+fn named(path: &Path) -> (&Path, &str) {
+    let address = path.to_str().filter(|_| is_address(path));
+    let at = address.and_then(|address| Some(address.split_at(address.find('?')?)));
+    at.map_or((path, ""), |(name, query)| (Path::new(name), query))
+}
+
+/// What the name of a file ends with, behind its last dot.
+pub(crate) fn ending(path: &Path) -> Option<&str> {
+    named(path).0.extension()?.to_str()
+}
+
+/// The file beside it whose name ends otherwise.
+pub(crate) fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let (name, query) = named(path);
+    let mut other = name.with_extension(ending).into_os_string();
+    other.push(query);
+    other.into()
+}
 
 /// Why a block or a table cannot be had.
 #[derive(Debug)]
@@ -127,6 +148,21 @@ pub(crate) mod tests {
     impl Drop for Scratch {
         fn drop(&mut self) {
             let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// A part of an image is one also where a query follows, and a query is none.
+    #[test]
+    fn a_query_is_no_part_of_a_name() {
+        for (path, ends, beside) in [
+            ("/a/disk.001", Some("001"), "/a/disk.E01"),
+            ("/a/what?x.001", Some("001"), "/a/what?x.E01"),
+            ("http://h/disk.001?key=a.002", Some("001"), "http://h/disk.E01?key=a.002"),
+            ("nbd+unix:///disk?socket=/run/a.01", None, "nbd+unix:///disk.E01?socket=/run/a.01"),
+            ("nbds://h/disk.aa?tls-certificates=/a.b", Some("aa"), "nbds://h/disk.E01?tls-certificates=/a.b"),
+        ] {
+            assert_eq!(ending(Path::new(path)), ends, "{path}");
+            assert_eq!(with_ending(Path::new(path), "E01"), Path::new(beside));
         }
     }
 

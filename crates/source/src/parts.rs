@@ -51,8 +51,8 @@ pub(crate) fn open(given: &RawSource) -> Result<Option<Parts>, SourceError> {
 /// The files of the image that this one is a part of, from the first to the last.
 fn all_of(given: &RawSource) -> Result<Option<Vec<PathBuf>>, SourceError> {
     let path = given.path();
-    let Some(ending) = path.extension().and_then(|ending| ending.to_str()) else { return Ok(None) };
-    let with = |ending: &str| path.with_extension(ending);
+    let Some(ending) = files::ending(path) else { return Ok(None) };
+    let with = |ending: &str| files::with_ending(path, ending);
     let Some(firsts) = firsts(ending) else { return Ok(None) };
     let beside = match given.is_remote() {
         true => endings_asked_for(given, &firsts, ending)?,
@@ -152,8 +152,8 @@ fn is_next(one: &str, other: &str) -> bool {
 /// is not there.
 fn endings_asked_for(given: &RawSource, firsts: &[String], ending: &str) -> Result<Vec<String>, SourceError> {
     let is_there = |ending: &String| {
-        let is_given = given.path().extension().is_some_and(|of| of == ending.as_str());
-        Ok::<_, SourceError>(is_given || given.beside(&given.path().with_extension(ending))?.is_some())
+        let is_given = files::ending(given.path()) == Some(ending);
+        Ok::<_, SourceError>(is_given || given.beside(&files::with_ending(given.path(), ending))?.is_some())
     };
     let mut found = vec![ending.to_owned()];
     let mut from = vec![ending.to_owned()];

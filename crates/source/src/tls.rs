@@ -1,54 +1,23 @@
 //! TLS to servers that the world certifies: what HTTPS needs.
 //!
-//! Owns whom to believe: the authorities of this machine, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
-//! Never: a certificate of ours, or a connection without one of theirs. Called by `http`. Tests:
-//! `lab/tests/remote.rs`.
+//! Owns: a connection to who is believed by the authorities of `cheetah_link`. Never: a certificate of ours,
+//! or a connection without one of theirs. Called by `http`. Tests: `lab/tests/remote.rs`.
 
+use cheetah_link::tls;
+use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
-use std::fmt;
 use std::io;
 use std::sync::{Arc, OnceLock};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Why no server can be believed.
-#[derive(Clone, Debug)]
-enum NoConfig {
-    /// No authority was found, and the first thing that was in the way.
-    NoAuthority(Option<String>),
-    Tls(rustls::Error),
-}
-
-impl fmt::Display for NoConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NoConfig::NoAuthority(why) => {
-                let why = why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
-                write!(
-                    f,
-                    "this machine believes no authority{why}: install ca-certificates, or name a file with SSL_CERT_FILE"
-                )
-            }
-            NoConfig::Tls(why) => why.fmt(f),
-        }
-    }
-}
-
-/// Read once: there are more than a hundred.
-fn config() -> Result<Arc<ClientConfig>, NoConfig> {
-    static CONFIG: OnceLock<Result<Arc<ClientConfig>, NoConfig>> = OnceLock::new();
+fn config() -> Result<Arc<ClientConfig>, tls::NoTls> {
+    static CONFIG: OnceLock<Result<Arc<ClientConfig>, tls::NoTls>> = OnceLock::new();
     let config = CONFIG.get_or_init(|| {
-        let found = rustls_native_certs::load_native_certs();
-        let mut roots = RootCertStore::empty();
-        let (taken, _) = roots.add_parsable_certificates(found.certs);
-        if taken == 0 {
-            return Err(NoConfig::NoAuthority(found.errors.first().map(ToString::to_string)));
-        }
+        let roots = tls::authorities()?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = builder.map_err(NoConfig::Tls)?;
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         Ok(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
     });
     config.clone()

@@ -20,7 +20,7 @@ pub use cheetah_rim::net::Endpoint;
 use crate::Shared;
 use crate::changes::Changes;
 use budget::Budget;
-use cheetah_nbd::uri::{self, Uri};
+use cheetah_nbd::uri::{self, Tls, Uri};
 use cheetah_rim::accept::{self, Accepted};
 use cheetah_rim::net::{Bound, ListenError, Listener};
 use cheetah_rim::seating::{Place, Seating};
@@ -204,8 +204,7 @@ impl Exported {
     /// where it is for members alone.
     #[must_use]
     pub fn uri(&self) -> String {
-        let uri = uri(&self.endpoint, &self.name);
-        if self.is_tls { uri.replacen("nbd://", "nbds://", 1) } else { uri }
+        uri(&self.endpoint, &self.name, self.is_tls)
     }
 
     /// Whether only this machine can connect; the user is told of anything else.
@@ -233,7 +232,7 @@ impl Drop for Exported {
     }
 }
 
-fn uri(endpoint: &Endpoint, export: &str) -> String {
+fn uri(endpoint: &Endpoint, export: &str, is_tls: bool) -> String {
     let transport = match endpoint {
         Endpoint::Tcp(address) => {
             let address = reachable(*address);
@@ -244,7 +243,7 @@ fn uri(endpoint: &Endpoint, export: &str) -> String {
             uri::Transport::Unix { socket: path.to_string_lossy().into_owned() }
         }
     };
-    Uri { transport, export: export.to_owned() }.to_string()
+    Uri { transport, export: export.to_owned(), tls: is_tls.then(Tls::default) }.to_string()
 }
 
 /// Every address at once is none to connect to; this machine's is one of them.
@@ -264,7 +263,7 @@ mod tests {
 
     #[test]
     fn uris_are_what_nbd_clients_take() {
-        let uri = |endpoint: &str| uri(&endpoint.parse().unwrap(), "scratch");
+        let uri = |endpoint: &str| uri(&endpoint.parse().unwrap(), "scratch", false);
         assert_eq!(uri("127.0.0.1:10810"), "nbd://127.0.0.1:10810/scratch");
         assert_eq!(uri("0.0.0.0:10810"), "nbd://127.0.0.1:10810/scratch");
         assert_eq!(uri("[::]:10810"), "nbd://[::1]:10810/scratch");

@@ -2,6 +2,7 @@
 //! `.Ex99`, then `.ExAA`, `.EyAA`, `.EzZZ`, `.FaAA`. Called by `ewf`. Tests: below.
 
 use super::Header;
+use crate::files;
 use std::path::{Path, PathBuf};
 
 /// Numbers that are written with two digits.
@@ -21,7 +22,7 @@ pub(super) struct Name {
 impl Name {
     /// From the name of one segment; `None` where that is not what its header says.
     pub fn of(path: &Path, header: &Header) -> Option<Name> {
-        let ending = path.extension()?.to_str()?;
+        let ending = files::ending(path)?;
         let first = *ending.as_bytes().first()?;
         // The letter may have moved on since the first.
         let moved =
@@ -36,10 +37,10 @@ impl Name {
     /// The segment of this number, beside another one of the set.
     pub fn segment(&self, beside: &Path, number: u32) -> PathBuf {
         let ending = self.ending(number).unwrap_or_else(|| format!("{number}"));
-        let made = beside.with_extension(&ending);
+        let made = files::with_ending(beside, &ending);
         // Copies of a set may have names in small letters or capitals, each by itself.
         let other = if self.is_small { ending.to_ascii_uppercase() } else { ending.to_ascii_lowercase() };
-        let other = beside.with_extension(other);
+        let other = files::with_ending(beside, &other);
         if !made.exists() && other.exists() { other } else { made }
     }
 

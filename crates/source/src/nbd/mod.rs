@@ -4,14 +4,15 @@
 //! not fetched), and that the export is as large as it was. Never: writing; the only commands are READ,
 //! BLOCK_STATUS and DISC, also where the export takes writes. Invariants: a read ends when nothing came for
 //! as long as patience lasts; what the server answers with EIO is an error of that place alone. Called by
-//! `raw`. Files: `helper` (a server of our own). Tests: below, `lab/tests/remote.rs`.
+//! `raw`. Files: `helper` (a server of our own). Tests: below, `lab/tests/remote.rs`,
+//! `lab/tests/remote_tls.rs`.
 
 mod helper;
 
 use crate::medium::{Medium, Opened};
 use crate::{Options, SourceError};
 use cheetah_link::{Access, Answered, Link, NoLink};
-use cheetah_nbd::uri::{Transport, Uri, UriError};
+use cheetah_nbd::uri::{Transport, Uri};
 use cheetah_nbd::{Command, Descriptor, Errno, StateFlags};
 use helper::{Helper, Serves};
 use std::collections::VecDeque;
@@ -113,10 +114,7 @@ impl Export {
     pub fn open(path: &Path, options: &Options) -> Opened {
         let fault = |why: String| SourceError::Open { path: path.to_path_buf(), why };
         let uri = path.to_str().unwrap_or_default().parse::<Uri>();
-        let uri = uri.map_err(|why| match why {
-            UriError::Tls => fault("NBD with TLS is not spoken yet: nbd:// and nbd+unix:// are".to_owned()),
-            other => fault(other.to_string()),
-        })?;
+        let uri = uri.map_err(|why| fault(why.to_string()))?;
         Export::reach(path, uri, None, "NBD export", options)
     }
 
@@ -151,7 +149,7 @@ impl Export {
         let fault = |why: String| SourceError::Open { path: path.to_path_buf(), why };
         let helper = Helper::new(serves).map_err(|why| fault(format!("no place for a socket: {why}")))?;
         let socket = helper.socket().to_string_lossy().into_owned();
-        let uri = Uri { transport: Transport::Unix { socket }, export: String::new() };
+        let uri = Uri { transport: Transport::Unix { socket }, export: String::new(), tls: None };
         Export::reach(path, uri, Some(helper), what, options)
     }
 
