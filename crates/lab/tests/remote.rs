@@ -119,6 +119,10 @@ fn images_come_by_http_as_they_are() {
     }
     // What is not there is named.
     fs::remove_file(directory.join("case.E02")).expect("it was made");
+    // It remembers for a moment what it had.
+    let second = format!("{}/case.E02", site.url);
+    let asked = ["-s", "-o", "/dev/null", "-w", "%{http_code}", &second];
+    wait::until("the server has it no more", wait::SOON, || tools::run("curl", asked) == "404");
     let said = load_fails(&pool, &[&format!("{}/case.E01", site.url), "case"], 1);
     names(&said.err, &["case.E02 is missing"]);
     let said = load_fails(&pool, &[&format!("{}/nothing", site.url), "case"], 1);
