@@ -1,5 +1,5 @@
-//! Chance from a seed: the same seed, the same order of runs, victims and flips.
-//! Never: for secrets. Called by: the fault runs and the wire.
+//! Chance from a seed: the same seed, the same order of runs, victims and flips, and the same contents.
+//! Never: for secrets. Called by: the fault runs, the wire, and tests that need contents.
 
 use cheetah_core::seed::Seed;
 
@@ -31,6 +31,12 @@ impl Dice {
             items.swap(last, other);
         }
     }
+}
+
+/// Contents that nothing makes smaller, and of which no two blocks are the same.
+pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut dice = Dice::new(seed);
+    (0..bytes.div_ceil(8)).flat_map(|_| dice.roll().to_le_bytes()).take(bytes).collect()
 }
 
 #[cfg(test)]

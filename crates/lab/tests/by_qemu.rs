@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cheetah_lab::dice::Dice;
+use cheetah_lab::dice::noise;
 use cheetah_lab::pool::Pool;
 use cheetah_lab::process::Process;
 use cheetah_lab::rivals::free_port;
@@ -20,11 +20,6 @@ use rustix::process::Signal;
 use serde_json::json;
 
 const NAME: &str = "iqn.2026-11.lab:suspect";
-
-fn noise(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut dice = Dice::new(seed);
-    (0..bytes / 8).flat_map(|_| dice.roll().to_le_bytes()).collect()
-}
 
 /// tgt with one target of one disk; its sockets of control are told apart by a number.
 struct Target {

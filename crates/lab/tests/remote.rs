@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cheetah_lab::command::Said;
-use cheetah_lab::dice::Dice;
+use cheetah_lab::dice::noise;
 use cheetah_lab::images::Sample;
 use cheetah_lab::pool::Pool;
 use cheetah_lab::process::Process;
@@ -27,13 +27,6 @@ fn pool() -> Pool {
     let mut pool = Pool::start();
     pool.donate("one", "512M");
     pool
-}
-
-fn noise(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut dice = Dice::new(seed);
-    let mut noise: Vec<u8> = (0..bytes.div_ceil(8)).flat_map(|_| dice.roll().to_le_bytes()).collect();
-    noise.truncate(bytes);
-    noise
 }
 
 fn sha256(bytes: &[u8]) -> String {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cheetah_lab::authority::{self, AUTHORITY, CERTIFICATE, KEY};
-use cheetah_lab::dice::Dice;
+use cheetah_lab::dice::noise;
 use cheetah_lab::pool::Pool;
 use cheetah_lab::process::Process;
 use cheetah_lab::rivals::{free_port, wait_for_unix};
@@ -21,11 +21,6 @@ use cheetah_lab::{hash, tools, wait};
 use cheetah_source::{Options, Source};
 
 const MIB: usize = 1 << 20;
-
-fn noise(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut dice = Dice::new(seed);
-    (0..bytes.div_ceil(8)).flat_map(|_| dice.roll().to_le_bytes()).take(bytes).collect()
-}
 
 /// Certificates of one authority, which a server and its clients have.
 struct Keys {
